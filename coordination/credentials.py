@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 
 from .errors import CoordinationError
+from .limits import silence_options
 from .names import KEY_HEADER, TOKEN_HEADER
 
 
@@ -68,12 +69,33 @@ class Credentials:
         )
         return grpc.ssl_channel_credentials(*(_read(path, what) for path, what in files))
 
-    def channel(self, address: str, options: tuple[tuple[str, int | str], ...]) -> grpc.Channel:
-        """Opens a channel: TLS where a CA is named, plaintext otherwise."""
+    def channel(self, address: str, silence_s: float = 20.0) -> grpc.Channel:
+        """Opens a channel: TLS where a CA is named, plaintext otherwise.
+
+        A connection ends after so much silence. Whoever only asks has no heartbeat, and its next
+        question should find a connection.
+        """
         tls = self.tls()
+        options = channel_options(silence_s)
         if tls is None:
             return grpc.insecure_channel(address, options)
         return grpc.secure_channel(address, tls, options)
+
+
+def channel_options(silence_s: float) -> tuple[tuple[str, int], ...]:
+    """Returns gRPC's settings for a client whose connection ends after a silence."""
+    return (
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+        # A proxy between the processes of one job is always a mistake of the environment.
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        # The time-out of one attempt to connect: a busy coordinator still finishes what it began.
+        ("grpc.min_reconnect_backoff_ms", 20_000),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.use_local_subchannel_pool", 1),  # two clients in one process share no connection
+        *silence_options(silence_s),
+    )
 
 
 def require_together(**files: object) -> None:

@@ -11,12 +11,12 @@ from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
 
 from ..errors import BarrierTimeout, CoordinationError, ProcessLost
-from ..names import BARRIER_ERROR_TYPE, MISMATCH_TYPE, MISSING_TYPE, STATUS_DETAILS
+from ..names import BARRIER_ERROR_TYPE, MISMATCH_TYPE, MISSING_TYPE
 from ..task_bits import bits_from, tasks_of
 
 
 class Method(NamedTuple):
-    """The messages of one call, over unary calls and over a Session."""
+    """The messages of one call."""
 
     request: Any
     response: Any
@@ -25,7 +25,6 @@ class Method(NamedTuple):
 _METHODS = (
     "RegisterTask",
     "Heartbeat",
-    "PollForError",
     "ShutdownTask",
     "WatchTasks",
     "GetAliveTasks",
@@ -40,9 +39,7 @@ _METHODS = (
 )
 METHODS = {
     name: Method(getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")) for name in _METHODS
-}
-
-SESSION_METHODS = METHODS | {
+} | {
     name: Method(getattr(spb, f"{name}Request"), getattr(spb, f"{name}Response"))
     for name in ("NameParticipants", "Report", "ReportError", "SetKeys", "Stacks")
 }
@@ -58,14 +55,6 @@ _NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 def status_name(number: int) -> str:
     """Returns the name of a gRPC status code, "UNKNOWN" for a number that is none."""
     return _NAMES.get(number, "UNKNOWN")
-
-
-def payloads_of(error: grpc.RpcError) -> dict[str, bytes]:
-    """Returns the payloads that a failed unary call carries in its trailing metadata."""
-    for key, value in error.trailing_metadata() or ():
-        if key == STATUS_DETAILS:
-            return dict(pb.StatusDetails.FromString(value).payloads)
-    return {}
 
 
 def make_error(

@@ -1,15 +1,13 @@
-"""The client of the coordination service: jaxlib's method names, over profile A or our own Session.
+"""The client of the coordination service: jaxlib's method names, over a Session.
 
 Every call has a bound, raises exceptions of `holdfast.coordination` and never ends the process.
 Three layers: this one counts barriers and names errors; connection.py keeps the connection alive
-and retries; unary.py and session.py are the two transports.
+and retries; session.py carries the calls.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 import socket
 import threading
 import warnings
@@ -30,16 +28,10 @@ from ..task_bits import bits_of, bytes_of, name_of
 from .answers import barrier_counter
 from .connection import Connection
 from .processes import ProcessInfo, ProcessWatch
-from .session import ANSWER_GRACE_S
-from .unary import Identity
-
-MAX_DISPLACEMENTS = 3
-"""How often a barrier is asked for again after CANCELLED without a counter: a sending of ours that
-comes late, over a connection that was given up, has taken this one's place.
-"""
+from .session import ANSWER_GRACE_S, Identity
 
 MOST_COUNTERS = 2 * Limits().barriers_kept
-"""Barriers whose calls a client counts. One that so many were used after is forgotten by our
+"""Barriers whose calls a client counts. One that so many were used after is forgotten by the
 service, too, and begins anew.
 """
 
@@ -49,25 +41,21 @@ _MOST_LISTED = 64
 _MOST_NAMINGS = 4
 """How often a set of processes is named for one call: services are restarted, and forget sets."""
 
-REPORT_PREFIX = "holdfast/progress/"
-
 
 class CoordinationClient:
     """Speaks to the coordination service at `address` ("host:port") as process `process_id`.
 
-    It works against `holdfast coordinator` and against the service inside jaxlib, and takes the
-    same calls as jaxlib's `DistributedRuntimeClient`, so it can stand where that one stands in
-    Python code. Safe from several threads. A context manager: entering connects, leaving shuts
-    down; a client that is forgotten while connected warns with ResourceWarning.
+    The service is a `holdfast coordinator`. The client takes the same calls as jaxlib's
+    `DistributedRuntimeClient`, so it can stand where that one stands in Python code. Safe from
+    several threads. A context manager: entering connects, leaving shuts down; a client that is
+    forgotten while connected warns with ResourceWarning.
 
-    `job` is compared with the service's, where it has sessions; a process of another job is Fenced.
-    `host` is the name under which others see this process: this machine's, unless given. The
-    heartbeat timeout is the budget of every outage. A service silent for so long is lost
-    (CoordinatorLost), and a shorter outage is ridden out. Where its Session stays open and
-    connections to it are accepted, it stands still, and the budget is three timeouts. Our service
-    tells the timeout at the join, and refuses another one (FAILED_PRECONDITION).
-
-    `session` True insists on a Session, False on unary calls; None tries a Session first.
+    `job` is compared with the service's; a process of another job is Fenced. `host` is the name
+    under which others see this process: this machine's, unless given. The heartbeat timeout is the
+    budget of every outage. A service silent for so long is lost (CoordinatorLost), and a shorter
+    outage is ridden out. Where its Session stays open and connections to it are accepted, it stands
+    still, and the budget is three timeouts. The service tells the timeout at the join, and refuses
+    another one (FAILED_PRECONDITION).
 
     `on_error(error)` gets ProcessLost for another process, CoordinatorLost or Fenced for this one.
     It runs on a thread of the client and must not block for long. `watch_processes` has the changes
@@ -83,7 +71,6 @@ class CoordinationClient:
         host: str | None = None,
         timeouts: Timeouts = Timeouts(),
         credentials: Credentials | None = None,
-        session: bool | None = None,
         on_error: Callable[[CoordinationError], None] | None = None,
     ) -> None:
         count = job.num_processes
@@ -107,7 +94,6 @@ class CoordinationClient:
             ),
             credentials=credentials or Credentials(),
             heartbeat_timeout_s=timeouts.heartbeat_s,
-            session=session,
             watch=self._watch,
             on_error=on_error,
         )
@@ -130,9 +116,9 @@ class CoordinationClient:
         """Joins the job: blocks until all processes have come, at most `init_s` (and 5 s
         for the answer).
 
-        Raises BarrierTimeout with those `missing` (DEADLINE_EXCEEDED; empty over unary calls),
-        CoordinatorLost when nobody answers at the address, Fenced when the service is another
-        job's. A client that failed to connect is closed.
+        Raises BarrierTimeout with those `missing` (DEADLINE_EXCEEDED), CoordinatorLost when nobody
+        answers at the address, Fenced when the service is another job's, UNIMPLEMENTED for one that
+        is no `holdfast coordinator`. A client that failed to connect is closed.
         """
         with self._lock:
             if self._connected or self._connection.closed:
@@ -218,7 +204,7 @@ class CoordinationClient:
             # Taken out and put in again: the dict's order is that of the last use.
             counter = self._counters.pop(barrier_id, -1) + 1
             self._counters[barrier_id] = counter
-            if len(self._counters) > MOST_COUNTERS and self._connection.has_session:
+            if len(self._counters) > MOST_COUNTERS:
                 del self._counters[next(iter(self._counters))]
         try:
             self._barrier(barrier_id, counter, timeout_in_ms, process_ids)
@@ -236,22 +222,17 @@ class CoordinationClient:
             counter=counter,
         )
         deadline = Deadline(max(0.0, timeout_in_ms / 1000) + ANSWER_GRACE_S)
-        for _ in range(MAX_DISPLACEMENTS):
-            try:
-                response = self._call_among("Barrier", request, process_ids or (), deadline)
-                self._counters[barrier_id] = response.counter
-                self._barriers_passed += 1
-                return
-            except CoordinationError as error:
-                failure = error
-                service_counter = barrier_counter(error)
-                if service_counter is not None:
-                    self._counters[barrier_id] = service_counter
-                if error.code != "CANCELLED" or service_counter is not None:
-                    break
-        if failure.code == "DEADLINE_EXCEEDED":
-            raise _barrier_timeout(barrier_id, failure) from failure
-        raise failure
+        try:
+            response = self._call_among("Barrier", request, process_ids or (), deadline)
+        except CoordinationError as error:
+            service_counter = barrier_counter(error)
+            if service_counter is not None:
+                self._counters[barrier_id] = service_counter
+            if error.code == "DEADLINE_EXCEEDED":
+                raise _barrier_timeout(barrier_id, error) from error
+            raise
+        self._counters[barrier_id] = response.counter
+        self._barriers_passed += 1
 
     def cancel_barrier(self, barrier_id: str) -> None:
         """Fails the instance of `barrier_id` that this process waits at, or would come to next, for
@@ -322,13 +303,7 @@ class CoordinationClient:
     def key_value_set_many_bytes(
         self, values: Mapping[str, bytes], *, timeout_s: float | None = None
     ) -> None:
-        """Sets many keys to bytes in one call, over what they hold, within `timeout_s`. A service
-        without Sessions gets a call for each.
-        """
-        if not self._connection.has_session:
-            for key, value in values.items():
-                self.key_value_set_bytes(key, value, True, timeout_s=timeout_s)
-            return
+        """Sets many keys to bytes in one call, over what they hold, within `timeout_s`."""
         entries = [pb.KeyValueEntry(key=key, value=value) for key, value in values.items()]
         self._call("SetKeys", spb.SetKeysRequest(entries=entries), timeout_s)
 
@@ -345,7 +320,7 @@ class CoordinationClient:
         when they do not come.
 
         `depends_on` names the processes that alone can set the key: when one of them is lost, the
-        call raises ProcessLost at once. A service without Sessions waits for the time-out.
+        call raises ProcessLost at once.
         """
         _check(key=(key, str), timeout_in_ms=(timeout_in_ms, int))
         timed_out = (
@@ -447,9 +422,7 @@ class CoordinationClient:
         """
         if self._connection.closed:
             raise CoordinationError("the client has been shut down", code="FAILED_PRECONDITION")
-        stop = self._watch.add(listener)
-        self._connection.start_watch()
-        return stop
+        return self._watch.add(listener)
 
     def report_error(self, message: str) -> None:
         """Reports that this process has failed: the others get ProcessLost with `message`, at
@@ -473,31 +446,19 @@ class CoordinationClient:
         `trouble` is a sentence about what has gone wrong though the process goes on, such as a save
         that failed; "" takes it back. `asks_preemption`: its program has asked whether it is to
         save and stop. `root` says where the job's checkpoints are and which: the fields of
-        CheckpointRoot in proto/session.proto. A service without our session keeps it as
-        JSON under `holdfast/progress/<process>`.
+        CheckpointRoot in proto/session.proto.
         """
-        if self._connection.has_session:
-            request = spb.ReportRequest(
-                step=step,
-                saved_step=saved_step,
-                values=values,
-                trouble=None if trouble is None else on_the_wire(trouble),
-                root=root,
-                asks_preemption=asks_preemption,  # type: ignore[arg-type]
-            )
-            self._connection.report(request, Deadline(5.0))
-            return
-        fixed = {
-            "step": step,
-            "saved_step": saved_step,
-            "trouble": trouble,
-            "root": root,
-            "asks_preemption": asks_preemption,
-        }
-        key = f"{REPORT_PREFIX}{self.process_id}"
-        self.key_value_set(key, json.dumps(fixed | values), allow_overwrite=True)
+        request = spb.ReportRequest(
+            step=step,
+            saved_step=saved_step,
+            values=values,
+            trouble=None if trouble is None else on_the_wire(trouble),
+            root=root,
+            asks_preemption=asks_preemption,  # type: ignore[arg-type]
+        )
+        self._connection.report(request, Deadline(5.0))
 
-    def statistics(self) -> dict[str, int | float | str]:
+    def statistics(self) -> dict[str, int | float]:
         """Returns counts of calls, retries, reconnections, barriers passed, and the seconds since
         the service last answered.
         """
@@ -532,7 +493,7 @@ class CoordinationClient:
 
     def _bits_of_many(self, process_ids: Sequence[int]) -> bytes | None:
         """Returns a set as bits; None for a small one, and for what the service has to refuse."""
-        if len(process_ids) <= _MOST_LISTED or not self._connection.has_session:
+        if len(process_ids) <= _MOST_LISTED:
             return None
         named = frozenset(process_ids)
         if len(named) < len(process_ids) or min(named) < 0 or max(named) >= Limits().tasks:
@@ -556,8 +517,4 @@ def _check(**arguments: tuple[object, type]) -> None:
 def _barrier_timeout(barrier_id: str, error: CoordinationError) -> BarrierTimeout:
     if isinstance(error, BarrierTimeout):
         return error
-    # jaxlib's service has no payload of the missing: it names up to two, a line each
-    lines = re.findall(r"^(\d+)$", error.message, re.MULTILINE)
-    return BarrierTimeout(
-        error.message, name=barrier_id, missing=tuple(int(line) for line in lines)
-    )
+    return BarrierTimeout(error.message, name=barrier_id)

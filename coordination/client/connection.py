@@ -28,8 +28,13 @@ from .retry import (
     first_reconnect_s,
     why_unreachable,
 )
-from .session import ANSWER_GRACE_S, SessionTransport, without_memory
-from .unary import Identity, TransportError, UnaryTransport
+from .session import (
+    ANSWER_GRACE_S,
+    Identity,
+    SessionTransport,
+    TransportError,
+    without_memory,
+)
 
 log = logging.getLogger("holdfast.coordination")
 
@@ -54,12 +59,12 @@ CLOSED = CoordinationError(
 
 
 class Connection:
-    """Chooses the transport, retries over outages, and ends every call with one error once the
-    service is lost. Safe from several threads.
+    """Retries over outages, and ends every call with one error once the service is lost. Safe from
+    several threads.
 
     One thread (the keeper) sends heartbeats, opens broken Sessions again, and after
     `heartbeat_timeout_s` of silence gives up: from then on every call, those in flight included,
-    raises CoordinatorLost. Over a Session it does so while the job gathers, too. It waits
+    raises CoordinatorLost. It does so while the job gathers, too. It waits
     `STANDSTILL_TIMEOUTS` times as long where a heartbeat over an open Session went without an
     answer while connections were accepted.
     """
@@ -71,7 +76,6 @@ class Connection:
         *,
         credentials: Credentials,
         heartbeat_timeout_s: float | None,
-        session: bool | None,
         watch: ProcessWatch,
         on_error: Callable[[CoordinationError], None] | None,
     ) -> None:
@@ -79,18 +83,16 @@ class Connection:
         self._identity = identity
         self._credentials = credentials
         self._wanted_heartbeat_timeout_s = heartbeat_timeout_s
-        self._session_wanted = session
         self._watch = watch
         self._on_error = on_error
-        self._transport: UnaryTransport | SessionTransport | None = None
+        self._transport: SessionTransport | None = None
         self._over: CoordinationError | None = None
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self._keeper = threading.Thread(target=self._keep, name="holdfast-keeper", daemon=True)
         self._answered_at = time.monotonic()
         self._stands_still = False  # the service, since its last answer
-        self._watching = False  # by a thread that asks in a loop
         self._reported_lost: set[tuple[int, int]] = set()
         self._counts: Counter[str] = Counter()
         self._numbers = itertools.count(1)
@@ -105,26 +107,9 @@ class Connection:
         return self._stop.is_set()
 
     def connect(self, deadline: Deadline) -> None:
-        """Joins the job over a Session, or over unary calls where the service has none; returns
-        when all have come.
-        """
-        if self._session_wanted is not False and self._try_session(deadline):
-            # Before the others have come: a coordinator that dies meanwhile is noticed.
-            self._start(self._keep)
-            # The answer that names the missing comes when the time is over, not before.
-            grace = Deadline(deadline.remaining_s() + ANSWER_GRACE_S)
-            self.call("RegisterTask", pb.RegisterTaskRequest(), grace, grace_s=ANSWER_GRACE_S)
-            return
-        unary = UnaryTransport(self._address, self._identity, self._credentials)
-        self._transport = unary
-        self._join(unary, deadline)
-        self._start(self._keep)
-        self._start(self._poll)
-        if self._watch.wanted:
-            self.start_watch()
-
-    def _try_session(self, deadline: Deadline) -> bool:
-        session = SessionTransport(
+        """Joins the job; returns when all have come."""
+        # Set before it is joined: `close` and `_lose` of another thread have to reach it.
+        self._transport = SessionTransport(
             self._address,
             self._identity,
             self._credentials,
@@ -133,17 +118,13 @@ class Connection:
             on_fenced=self._lose,
             report=self._report_of_all,
         )
-        # Set before it is joined: `close` and `_lose` of another thread have to reach it.
-        self._transport = session
-        try:
-            self._join(session, deadline)
-        except CoordinationError as error:
-            if error.code != "UNIMPLEMENTED" or self._session_wanted:
-                raise
-            session.close()
-            return False
+        self._join(self._transport, deadline)
         self._check_heartbeat_timeout()
-        return True
+        # Before the others have come: a coordinator that dies meanwhile is noticed.
+        self._keeper.start()
+        # The answer that names the missing comes when the time is over, not before.
+        grace = Deadline(deadline.remaining_s() + ANSWER_GRACE_S)
+        self.call("RegisterTask", pb.RegisterTaskRequest(), grace, grace_s=ANSWER_GRACE_S)
 
     def _check_heartbeat_timeout(self) -> None:
         wanted_s = self._wanted_heartbeat_timeout_s
@@ -167,7 +148,7 @@ class Connection:
         told_s = None if self._transport is None else self._transport.heartbeat_timeout_s
         return told_s or self._wanted_heartbeat_timeout_s or DEFAULT_HEARTBEAT_TIMEOUT_S
 
-    def _join(self, transport: UnaryTransport | SessionTransport, deadline: Deadline) -> None:
+    def _join(self, transport: SessionTransport, deadline: Deadline) -> None:
         for pause_s in Backoff().pauses():
             try:
                 transport.join(deadline)
@@ -230,7 +211,7 @@ class Connection:
                 raise
         raise AssertionError("pauses never end")
 
-    def _require_transport(self) -> UnaryTransport | SessionTransport:
+    def _require_transport(self) -> SessionTransport:
         # Each thread raises a copy: several tracebacks in one error would grow into each other.
         if self._over is not None:
             raise _copy_of(self._over)
@@ -282,7 +263,7 @@ class Connection:
             self._wake.clear()
             # All Sessions break at the same moment where the coordinator dies: thousands that came
             # back as one wave would meet it as it starts.
-            if broken and isinstance(self._transport, SessionTransport):
+            if broken and self._transport is not None:
                 count = self._transport.num_processes
                 self._stop.wait(first_reconnect_s(count, self.heartbeat_timeout_s))
             if self._stop.is_set() or self._over is not None:
@@ -316,18 +297,15 @@ class Connection:
             self._note_answer()
             return True
         except TransportError:
-            # gRPC opens a unary channel again by itself; a Session is opened here.
-            return isinstance(transport, SessionTransport) and self._rejoin(transport)
+            return self._rejoin(transport)
         except CoordinationError as error:
             if is_service_mismatch(error):
                 self._lose(without_memory(self._address))
                 return False
-            timed_out = error.code == "DEADLINE_EXCEEDED"
-            if timed_out and isinstance(transport, UnaryTransport):
-                return False
             # A stopped coordinator whose clients connected again and again would meet thousands
             # of dead connections first, once it goes on. So the open one is kept.
             address = transport.service_address
+            timed_out = error.code == "DEADLINE_EXCEEDED"
             if timed_out and (self._stands_still or accepts_connections(address)):
                 self._outwait()
                 return False
@@ -343,7 +321,7 @@ class Connection:
                 self._patience_s(),
             )
 
-    def _rejoin(self, transport: UnaryTransport | SessionTransport) -> bool:
+    def _rejoin(self, transport: SessionTransport) -> bool:
         try:
             most_s = max(1.0, self._interval_s())
             transport.join(Deadline(max(LAST_ATTEMPT_S, min(self._budget_left_s(), most_s))))
@@ -412,49 +390,13 @@ class Connection:
         what = info.error_message or f"process {info.task_id} is in error"
         self._notify(ProcessLost(what, process=info.task_id, host=task.host or None))
 
-    def _poll(self) -> None:
-        """Waits for profile A's one long poll; CANCELLED means that errors are not reported this
-        way.
-        """
-        request = pb.PollForErrorRequest(source_task_id=self._identity.process_id)
-        forever = Deadline(10 * 365 * 86400.0)
-        try:
-            self.call("PollForError", request, forever)
-        except CoordinationError as error:
-            if error.code == "CANCELLED" or self._stop.is_set() or self._over is not None:
-                return
-            if not isinstance(error, ProcessLost):
-                error = ProcessLost(error.message, code=error.code)
-            self._notify(error)
-
-    def start_watch(self) -> None:
-        """Feeds the watch: a Session is pushed to; over unary calls a thread asks in a loop."""
-        with self._lock:
-            if isinstance(self._transport, UnaryTransport) and not self._watching:
-                self._watching = True
-                self._start(self._watch_loop)
-
-    def _watch_loop(self) -> None:
-        version = -1
-        while not self._stop.is_set():
-            request = pb.WatchTasksRequest(version_number=version)
-            try:
-                response = self.call("WatchTasks", request, Deadline(3600.0))
-            except CoordinationError as error:
-                if error.code == "DEADLINE_EXCEEDED":
-                    continue
-                log.debug("the watch ends: %s", error)
-                return
-            version = response.version_number
-            self._watch.replace(response.task_state)
-
     def processes(self, deadline: Deadline) -> list[ProcessInfo]:
         """Asks the service for all processes."""
         response = self.call("WatchTasks", pb.WatchTasksRequest(version_number=-1), deadline)
         return self._watch.with_hosts(response.task_state)
 
     def report(self, request: spb.ReportRequest, deadline: Deadline) -> None:
-        """Reports this process's progress over a Session."""
+        """Reports this process's progress."""
         self.call("Report", request, deadline, idempotent=True)
         with self._lock:
             if request.HasField("root"):
@@ -470,29 +412,10 @@ class Connection:
 
     def report_error(self, message: str, deadline: Deadline) -> None:
         """Reports to the service that this process has failed."""
-        self._require_session("report_error")
         request = spb.ReportErrorRequest(error_code=_INTERNAL, error_message=on_the_wire(message))
         self.call("ReportError", request, deadline, idempotent=True)
 
-    @property
-    def has_session(self) -> bool:
-        """Returns whether the connection is a Session."""
-        return isinstance(self._transport, SessionTransport)
-
-    def _require_session(self, what: str) -> None:
-        self._require_transport()
-        if not self.has_session:
-            raise CoordinationError(
-                f"{what} needs holdfast's own service; the one at {self._address} has no session",
-                code="UNIMPLEMENTED",
-            )
-
     # --- Closing
-
-    def _start(self, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, name=f"holdfast-{target.__name__}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
 
     def close(self) -> None:
         """Ends the connection and the threads; calls in flight raise FAILED_PRECONDITION."""
@@ -500,10 +423,9 @@ class Connection:
         self._wake.set()
         if self._transport is not None:
             self._transport.close()
-        # A listener may close the client on one of its threads, which cannot wait for itself.
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(2.0)
+        # A listener may close the client on its own thread, which cannot wait for itself.
+        if self._keeper.is_alive() and self._keeper is not threading.current_thread():
+            self._keeper.join(2.0)
 
     def abandon(self) -> None:
         """Ends the connection in a forked child without a byte: it is the parent's, and its threads
@@ -519,18 +441,14 @@ class Connection:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._stop.set()
-        self._threads.clear()
         transport = self._transport
         self._transport = None
         keep_for_ever(transport)
 
-    def statistics(self) -> dict[str, int | float | str]:
-        """Returns counts, the transport, and the seconds since the service last answered."""
+    def statistics(self) -> dict[str, int | float]:
+        """Returns counts, and the seconds since the service last answered."""
         counts = {name: self._counts[name] for name in ("calls", "breaks", "reconnects")}
-        return counts | {
-            "wire": "session" if self.has_session else "unary",
-            "silent_s": time.monotonic() - self._answered_at,
-        }
+        return counts | {"silent_s": time.monotonic() - self._answered_at}
 
 
 def _copy_of(error: CoordinationError) -> CoordinationError:

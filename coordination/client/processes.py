@@ -122,11 +122,6 @@ class ProcessWatch:
         self._unread_is_full = False  # it begins with a complete list
         self._listeners: dict[object, Listener] = {}
 
-    @property
-    def wanted(self) -> bool:
-        """Returns whether there is a listener."""
-        return bool(self._listeners)
-
     def add(self, listener: Listener) -> Callable[[], None]:
         """Adds a listener, notifies it where the table is known, and returns a function that
         removes it.
@@ -156,16 +151,6 @@ class ProcessWatch:
                 if not self._listeners:
                     return
             self._notify_changes(self._read())
-
-    def replace(self, infos: Iterable[pb.TaskInfo]) -> None:
-        """Takes a complete list of profile A."""
-        self._take([process_info(info) for info in infos], full=True)
-
-    def _take(self, fresh: Sequence[ProcessInfo], *, full: bool) -> None:
-        with self._notifying:
-            with self._lock:
-                changed = self._store(fresh, full=full)
-            self._notify_changes(changed)
 
     def _read(self) -> bool:
         """Takes over what has come since the last reading; returns whether anything changed."""

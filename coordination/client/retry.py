@@ -13,7 +13,6 @@ IDEMPOTENT = frozenset(
     {
         "RegisterTask",
         "Heartbeat",
-        "PollForError",
         "ShutdownTask",
         "WatchTasks",
         "GetAliveTasks",

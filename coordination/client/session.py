@@ -11,9 +11,10 @@ import itertools
 import logging
 import os
 import queue
+import secrets
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import grpc
@@ -23,14 +24,13 @@ from holdfast.proto import session_pb2 as spb
 
 from ..credentials import Credentials
 from ..deadline import Deadline
-from ..errors import CoordinationError, Fenced
+from ..errors import CoordinationError, Fenced, HoldfastError
 from ..limits import Limits
 from ..names import REPORT_AGAIN
 from ..vitals import stacks
-from .answers import SESSION_METHODS, make_error, status_name
+from .answers import METHODS, make_error, status_name
 from .frame_transport import Metadata, open_frame_transport
 from .processes import ToldIncarnations
-from .unary import CHANNEL_OPTIONS, TRANSIENT, Identity, TransportError
 
 _log = logging.getLogger("holdfast.coordination")
 
@@ -42,10 +42,42 @@ over, and who was missing.
 MOST_BYTES = Limits().value_bytes + Limits().key_bytes
 """The largest request that the service takes, in a frame."""
 
-RECONNECTABLE = TRANSIENT | {"CANCELLED", "INTERNAL", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
+RECONNECTABLE = {
+    "CANCELLED",
+    "DEADLINE_EXCEEDED",
+    "INTERNAL",
+    "RESOURCE_EXHAUSTED",
+    "UNAVAILABLE",
+    "UNKNOWN",
+}
 """How a stream may end without ending the session: resets, a dying service, or being dropped as a
 slow reader.
 """
+
+SILENCE_S = 3600.0
+"""Silence is for the heartbeat to decide, whose timeout the service says later. A connection that
+ended before, in a cut of the network, would look like a death.
+"""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a client is: its process, its job as it knows it, and its incarnation, drawn once."""
+
+    process_id: int
+    num_processes: int | None
+    job: str
+    attempt: int
+    host: str
+    incarnation: int = field(default_factory=lambda: secrets.randbits(63) | 1)
+
+
+class TransportError(HoldfastError):
+    """Says that the connection failed before an answer came; `sent` is False when the request
+    surely never left. Internal.
+    """
+
+    sent: bool = True
 
 
 class SessionTransport:
@@ -92,7 +124,7 @@ class SessionTransport:
                 raise TransportError("the client is closed", sent=False)
             self._older = self._stream or self._older
             self._stream = None
-        channel = self._credentials.channel(self._address, CHANNEL_OPTIONS)
+        channel = self._credentials.channel(self._address, SILENCE_S)
         stream = _SessionStream(channel, self._metadata, self)
         try:
             self._accept(stream.open(spb.Open(**asdict(self._identity), pid=os.getpid()), deadline))
@@ -166,7 +198,7 @@ class SessionTransport:
         reply = stream.ask(call, deadline)
         if reply.code:
             raise make_error(status_name(reply.code), reply.message, dict(reply.payloads), request)
-        return SESSION_METHODS[method].response.FromString(reply.body)
+        return METHODS[method].response.FromString(reply.body)
 
     def take(self, stream: _SessionStream, frame: spb.ServerFrame) -> None:
         """Takes a frame that is no reply. Called by the stream's own thread."""

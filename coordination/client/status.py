@@ -24,7 +24,6 @@ from ..names import (
     STATUS,
     on_the_wire,
 )
-from .unary import QUERY_CHANNEL_OPTIONS
 
 _LIST_KEYS = PROFILE_B + "GetKeyValueDir"  # of profile B, whose requests name no incarnation
 _GET_KEY = PROFILE_B + "GetKeyValue"
@@ -51,7 +50,7 @@ class StatusClient:
         self._address = address
         self.timeout_s = timeout_s
         self._options = {"metadata": credentials.metadata(), "wait_for_ready": wait_for_ready}
-        self._channel = credentials.channel(address, QUERY_CHANNEL_OPTIONS)
+        self._channel = credentials.channel(address)
         self._status = self._method(STATUS, session_pb2.StatusRequest, session_pb2.StatusResponse)
         self._stacks = self._method(STACKS, session_pb2.StacksRequest, session_pb2.StacksResponse)
         self._report_exit = self._method(

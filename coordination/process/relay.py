@@ -33,8 +33,8 @@ from holdfast.proto import (
     session_pb2,
 )
 
-from ..client.unary import CHANNEL_OPTIONS
-from ..credentials import Credentials
+from ..client.session import SILENCE_S
+from ..credentials import Credentials, channel_options
 from ..names import (
     PROFILE_A,
     PROFILE_B,
@@ -249,10 +249,11 @@ async def _serve(
     coordinator: str, process_ids: Sequence[int], credentials: Credentials, folder: str
 ) -> None:
     tls = credentials.tls()
+    options = channel_options(SILENCE_S)
     if tls is None:
-        channel = grpc.aio.insecure_channel(coordinator, CHANNEL_OPTIONS)
+        channel = grpc.aio.insecure_channel(coordinator, options)
     else:
-        channel = grpc.aio.secure_channel(coordinator, tls, CHANNEL_OPTIONS)
+        channel = grpc.aio.secure_channel(coordinator, tls, options)
     server = grpc.aio.server(options=_SERVER_OPTIONS)
     server.add_generic_rpc_handlers(
         (_Forwarder(channel, coordinator, credentials.metadata(), frozenset(process_ids)),)

@@ -314,7 +314,6 @@ def _connect(
         job=JobIdentity(num_processes=spec.num_processes, name=spec.job_id, attempt=spec.attempt),
         timeouts=dataclasses.replace(timeouts, init_s=deadline.remaining_s()),
         credentials=credentials,
-        session=True,
     )
     client.watch_processes(arrivals.update)
     threading.Thread(target=arrivals.warn_late, name="holdfast-arrivals", daemon=True).start()

@@ -56,7 +56,7 @@ def clients(served: Served) -> Iterator[list[CoordinationClient]]:
 
 def joined(address: str, **options: Any) -> list[CoordinationClient]:
     clients = [
-        CoordinationClient(address, index, timeouts=Timeouts(rpc_s=20), session=True, **options)
+        CoordinationClient(address, index, timeouts=Timeouts(rpc_s=20), **options)
         for index in range(COUNT)
     ]
     at_once([client.connect for client in clients])

@@ -37,7 +37,6 @@ MESSAGES = {
     PROFILE_D: distributed_runtime_pb2,
     "/holdfast.Coordination/": session_pb2,
 }
-OWN_POOL = (("grpc.use_local_subchannel_pool", 1),)
 VICTIM = 1
 LIAR = 2
 FOR_ALL = {STATUS, STACKS}  # every holder of certificate and token may ask how the job is
@@ -153,7 +152,7 @@ class Secured:
         return 1000 + process_id
 
     def channel(self, credentials: Credentials) -> grpc.Channel:
-        return credentials.channel(self.address, OWN_POOL)
+        return credentials.channel(self.address)
 
     def still_serves(self) -> None:
         """Fails unless nobody was disturbed: all meet, read what was set, are seen alive, and their

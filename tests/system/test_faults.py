@@ -155,8 +155,7 @@ STEPPER = program("faults_stepper")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wire", ["session", "unary"])
-def test_a_restarted_coordinator_loses_and_doubles_no_barrier(wire: str, tmp_path: Path) -> None:
+def test_a_restarted_coordinator_loses_and_doubles_no_barrier(tmp_path: Path) -> None:
     """Three SIGKILLs in 200 steps: the job finishes, and behind each step's barrier every process's
     key of that step is there.
     """
@@ -170,7 +169,7 @@ def test_a_restarted_coordinator_loses_and_doubles_no_barrier(wire: str, tmp_pat
     service = CoordinationService.spawn(3, **options)  # type: ignore[arg-type]
     port = int(service.address.rsplit(":", 1)[1])
     try:
-        with Processes(STEPPER, 3, arguments=[service.address, wire]) as processes:
+        with Processes(STEPPER, 3, arguments=[service.address]) as processes:
             for step in (30, 80, 130):
                 processes.wait_for(step % 3, f"step {step}")
                 os.kill(service.pid, signal.SIGKILL)

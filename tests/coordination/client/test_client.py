@@ -39,16 +39,6 @@ from holdfast.coordination.limits import Limits
 from tests.support.in_process import Served, serving
 
 TIMEOUTS = Timeouts(heartbeat_s=3, init_s=20, shutdown_s=5, rpc_s=20)
-# The older wire is slow where a test waits for seconds.
-WIRES = pytest.mark.parametrize(
-    "session", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["session", "unary"]
-)
-
-
-@pytest.fixture(params=[True, False], ids=["session", "unary"])
-def session(request: pytest.FixtureRequest) -> bool:
-    """Which wire the clients speak."""
-    return bool(request.param)
 
 
 @pytest.fixture
@@ -95,11 +85,11 @@ def close(clients: Sequence[CoordinationClient]) -> None:
         client.close()
 
 
-def test_a_barrier_names_all_who_did_not_come(service: Served, session: bool) -> None:
+def test_a_barrier_names_all_who_did_not_come(service: Served) -> None:
     """BarrierTimeout is a TimeoutError, carries the barrier's name and the missing, and its string
     begins with the code.
     """
-    clients = join(service, session=session)
+    clients = join(service)
     with pytest.raises(BarrierTimeout) as caught:
         clients[0].wait_at_barrier("save/100", 200)
     error = caught.value
@@ -108,7 +98,7 @@ def test_a_barrier_names_all_who_did_not_come(service: Served, session: bool) ->
         "DEADLINE_EXCEEDED: Barrier timed out. Id: save/100::0. 1 of 2 at 'save/100', missing"
         " process 1"
     )
-    assert not session or error.missing == (1,)
+    assert error.missing == (1,)
     assert pickle.loads(pickle.dumps(error)).missing == error.missing
     at_once([client.shutdown for client in clients])
 
@@ -122,14 +112,11 @@ def test_a_missing_process_at_the_start_is_named(service: Served) -> None:
 
 
 @pytest.mark.parametrize("late_timeouts", [1.2, pytest.param(3.0, marks=pytest.mark.slow)])
-@WIRES
-def test_a_job_whose_last_process_is_late_starts(
-    service: Served, late_timeouts: float, session: bool
-) -> None:
+def test_a_job_whose_last_process_is_late_starts(service: Served, late_timeouts: float) -> None:
     """Whoever waits for the others is alive, however long: the last one comes heartbeat timeouts
     later, and all have joined.
     """
-    clients = [CoordinationClient(service.address, index, session=session) for index in range(2)]
+    clients = [CoordinationClient(service.address, index) for index in range(2)]
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(clients[0].connect)
         with pytest.raises(TimeoutError):  # nothing ends it but the other
@@ -160,15 +147,12 @@ def test_the_heartbeat_timeout_is_the_coordinators(service: Served) -> None:
     at_once([client.shutdown for client in clients])
 
 
-@WIRES
-def test_a_coordinators_death_ends_calls_in_flight(
-    spawned: CoordinationService, session: bool
-) -> None:
+def test_a_coordinators_death_ends_calls_in_flight(spawned: CoordinationService) -> None:
     """SIGKILL of the coordinator: barriers, gets and later calls raise CoordinatorLost in time;
     on_error is called once.
     """
     errors: list[CoordinationError] = []
-    clients = join(spawned, session=session, on_error=errors.append)
+    clients = join(spawned, on_error=errors.append)
     calls: list[Callable[[], object]] = [
         lambda: clients[0].wait_at_barrier("never", 60_000),
         lambda: clients[1].blocking_key_value_get("never", 60_000),
@@ -187,13 +171,11 @@ def test_a_coordinators_death_ends_calls_in_flight(
     assert [type(error) for error in errors] == [CoordinatorLost, CoordinatorLost]
 
 
-def test_shutdown_ends_though_the_service_is_stopped(
-    spawned: CoordinationService, session: bool
-) -> None:
+def test_shutdown_ends_though_the_service_is_stopped(spawned: CoordinationService) -> None:
     """A coordinator that takes calls and never answers (SIGSTOP) does not hold a client that
     leaves.
     """
-    clients = join(spawned, session=session, timeouts=replace(TIMEOUTS, shutdown_s=1))
+    clients = join(spawned, timeouts=replace(TIMEOUTS, shutdown_s=1))
     os.kill(spawned.pid, signal.SIGSTOP)
     try:
         begun = time.monotonic()
@@ -249,7 +231,7 @@ def test_an_error_reported_by_a_peer_reaches_all(service: Served) -> None:
     close(clients)
 
 
-def test_every_change_of_processes_is_a_complete_list(service: Served, session: bool) -> None:
+def test_every_change_of_processes_is_a_complete_list(service: Served) -> None:
     """Listeners see full lists, end with the truth, and stop when they are removed."""
     lists: list[Sequence[ProcessInfo]] = []
     gone = threading.Event()
@@ -259,7 +241,7 @@ def test_every_change_of_processes_is_a_complete_list(service: Served, session: 
         if processes[1].state == "DISCONNECTED":
             gone.set()
 
-    clients = join(service, session=session)
+    clients = join(service)
     clients[0].watch_processes(listen)
     clients[1].shutdown()
     assert gone.wait(10)
@@ -284,11 +266,11 @@ def test_a_client_counts_a_bounded_number_of_barriers(
         close(clients)
 
 
-def test_a_cancelled_barrier_fails_for_those_who_wait(service: Served, session: bool) -> None:
+def test_a_cancelled_barrier_fails_for_those_who_wait(service: Served) -> None:
     """cancel_barrier ends the wait of the others with CANCELLED, and the next use of the name is
     unharmed.
     """
-    clients = join(service, session=session)
+    clients = join(service)
     waited, _ = at_once(
         [lambda: clients[0].wait_at_barrier("c", 20_000), lambda: clients[1].cancel_barrier("c")]
     )
@@ -298,7 +280,7 @@ def test_a_cancelled_barrier_fails_for_those_who_wait(service: Served, session: 
 
 def test_who_has_yet_to_arrive_cancels_the_next_instance(service: Served) -> None:
     """After earlier ones too, and those that ended without it. The cancel is its call."""
-    clients = join(service, session=True)
+    clients = join(service)
     first, second = clients
     at_once([functools.partial(client.wait_at_barrier, "c", 20_000) for client in clients])
     for missed in (0, 2):
@@ -315,11 +297,11 @@ def test_who_has_yet_to_arrive_cancels_the_next_instance(service: Served) -> Non
     at_once([client.shutdown for client in clients])
 
 
-def test_one_client_serves_many_threads(service: Served, session: bool) -> None:
+def test_one_client_serves_many_threads(service: Served) -> None:
     """Sixteen threads that set, get, increment and meet at barriers of their own through two
     clients see only their own answers.
     """
-    clients = join(service, session=session)
+    clients = join(service)
 
     def work(number: int) -> None:
         mine = clients[number % 2]
@@ -420,8 +402,7 @@ def test_a_large_set_of_processes_travels_as_its_hash(monkeypatch: pytest.Monkey
     monkeypatch.setattr(client_module, "_MOST_LISTED", 2)
     with serving(4, heartbeat_timeout_s=3) as served:
         clients = [
-            CoordinationClient(served.address, index, timeouts=TIMEOUTS, session=True)
-            for index in range(4)
+            CoordinationClient(served.address, index, timeouts=TIMEOUTS) for index in range(4)
         ]
         assert at_once([client.connect for client in clients]) == [None] * 4
         named = served.service.machine.participants
@@ -442,14 +423,12 @@ def test_a_large_set_of_processes_travels_as_its_hash(monkeypatch: pytest.Monkey
         close(clients)
 
 
-def test_many_keys_are_set_at_once(service: Served, session: bool) -> None:
-    """In one call over a Session; one by one where the service has none. What is there is
-    overwritten.
-    """
-    clients = join(service, session=session)
+def test_many_keys_are_set_at_once(service: Served) -> None:
+    """In one call. What is there is overwritten."""
+    clients = join(service)
     before = clients[0].statistics()["calls"]
     clients[0].key_value_set_many_bytes({"m/1": b"a", "m/2": b"b"})
-    assert clients[0].statistics()["calls"] == int(before) + (1 if session else 2)
+    assert clients[0].statistics()["calls"] == int(before) + 1
     clients[0].key_value_set_many_bytes({"m/2": b"c"})
     assert clients[1].key_value_dir_get_bytes("m") == [("m/1", b"a"), ("m/2", b"c")]
     close(clients)

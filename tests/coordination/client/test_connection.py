@@ -29,12 +29,6 @@ from holdfast.coordination import (
 from tests.support.proxy import Proxy
 
 
-@pytest.fixture(params=[True, False], ids=["session", "unary"])
-def session(request: pytest.FixtureRequest) -> bool:
-    """Which transport the clients use."""
-    return bool(request.param)
-
-
 @pytest.fixture(scope="module")
 def service() -> Iterator[CoordinationService]:
     with CoordinationService.spawn(
@@ -61,35 +55,28 @@ def proxy(service: CoordinationService) -> Iterator[Proxy]:
         yield proxy
 
 
-def test_a_short_outage_is_ridden_out(proxy: Proxy, session: bool) -> None:
+def test_a_short_outage_is_ridden_out(proxy: Proxy) -> None:
     """A connection that is cut, also while new ones are refused, is no event for the caller; the
     client counts it.
     """
-    with CoordinationClient(
-        proxy.address, 0, timeouts=Timeouts(rpc_s=20), session=session
-    ) as client:
+    with CoordinationClient(proxy.address, 0, timeouts=Timeouts(rpc_s=20)) as client:
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(client.blocking_key_value_get, f"late/{session}", 20_000)
+            waiting = pool.submit(client.blocking_key_value_get, "late", 20_000)
             proxy.cut(refuse=True)
             call = pool.submit(client.key_value_try_get_bytes, "nothing")
             proxy.cut()
-            client.key_value_set(f"late/{session}", "here")
+            client.key_value_set("late", "here")
             assert waiting.result(20) == "here"
             with pytest.raises(CoordinationError, match="NOT_FOUND"):
                 call.result(20)
-        assert client.statistics()["wire"] == ("session" if session else "unary")
         assert int(client.statistics()["breaks"]) >= 1
 
 
-def test_an_increment_is_never_sent_twice(
-    service: CoordinationService, proxy: Proxy, session: bool
-) -> None:
+def test_an_increment_is_never_sent_twice(service: CoordinationService, proxy: Proxy) -> None:
     """An increment whose connection breaks before its answer is CoordinatorLost, in words that say
     it may have been applied.
     """
-    with CoordinationClient(
-        proxy.address, 0, timeouts=Timeouts(rpc_s=20), session=session
-    ) as client:
+    with CoordinationClient(proxy.address, 0, timeouts=Timeouts(rpc_s=20)) as client:
         client.key_value_increment("count", 1)
         before = int(client.statistics()["calls"])
         os.kill(service.pid, signal.SIGSTOP)
@@ -110,26 +97,22 @@ def test_an_increment_is_never_sent_twice(
             call.result(0)
 
 
-def test_a_set_sent_again_counts_as_set(
-    service: CoordinationService, proxy: Proxy, session: bool
-) -> None:
+def test_a_set_sent_again_counts_as_set(service: CoordinationService, proxy: Proxy) -> None:
     """Its first sending may have arrived: the key then holds this very value, which is no
     ALREADY_EXISTS.
     """
-    with CoordinationClient(
-        proxy.address, 0, timeouts=Timeouts(rpc_s=20), session=session
-    ) as client:
+    with CoordinationClient(proxy.address, 0, timeouts=Timeouts(rpc_s=20)) as client:
         for number in range(20):
             with ThreadPoolExecutor(1) as pool:
-                call = pool.submit(client.key_value_set, f"set/{session}/{number}", str(number))
+                call = pool.submit(client.key_value_set, f"set/{number}", str(number))
                 proxy.cut()
                 call.result(20)
-        assert len(client.key_value_dir_get(f"set/{session}")) == 20
+        assert len(client.key_value_dir_get("set")) == 20
         with pytest.raises(CoordinationError, match="ALREADY_EXISTS"):
-            client.key_value_set(f"set/{session}/0", "another")
+            client.key_value_set("set/0", "another")
 
 
-def test_an_outage_beyond_the_timeout_ends_calls(impatient: Proxy, session: bool) -> None:
+def test_an_outage_beyond_the_timeout_ends_calls(impatient: Proxy) -> None:
     """Calls in flight and later ones are CoordinatorLost, each with a traceback of its own, and
     on_error is called once.
     """
@@ -138,7 +121,6 @@ def test_an_outage_beyond_the_timeout_ends_calls(impatient: Proxy, session: bool
         impatient.address,
         0,
         timeouts=Timeouts(heartbeat_s=1.0),
-        session=session,
         on_error=reported.append,
     )
     client.connect()
@@ -173,8 +155,7 @@ def test_a_listener_that_raises_harms_nobody(impatient: Proxy) -> None:
     client.close()
 
 
-@pytest.mark.parametrize("session", [None, True, False])
-def test_no_coordinator_is_an_error_that_says_where(session: bool | None) -> None:
+def test_no_coordinator_is_an_error_that_says_where() -> None:
     """CoordinatorLost with the address and the seconds tried, when nobody listens."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -182,7 +163,7 @@ def test_no_coordinator_is_an_error_that_says_where(session: bool | None) -> Non
         with pytest.raises(
             CoordinatorLost, match=f"no coordinator answered at {address} for"
         ) as caught:
-            CoordinationClient(address, 0, timeouts=Timeouts(init_s=0.5), session=session).connect()
+            CoordinationClient(address, 0, timeouts=Timeouts(init_s=0.5)).connect()
     assert caught.value.address == address and 0.1 < caught.value.tried_s < 10
 
 
@@ -253,16 +234,14 @@ def test_reports_come_again_after_a_restart(tmp_path: Path) -> None:
     assert (kinds["saved"], kinds["trouble"]) == (1, 1), "what is repeated is no news"
 
 
-def test_a_coordinator_without_memory_is_another(session: bool) -> None:
+def test_a_coordinator_without_memory_is_another() -> None:
     """A coordinator restarted on the same port without a journal is told from the first: Fenced or
     lost, never joined by mistake.
     """
     with CoordinationService.spawn(
         1, timeouts=ServiceTimeouts(heartbeat_s=4), recoverable=True
     ) as first:
-        client = CoordinationClient(
-            first.address, 0, timeouts=Timeouts(heartbeat_s=4), session=session
-        )
+        client = CoordinationClient(first.address, 0, timeouts=Timeouts(heartbeat_s=4))
         client.connect()
         os.kill(first.pid, signal.SIGKILL)
     port = int(first.address.rsplit(":", 1)[1])
@@ -274,21 +253,19 @@ def test_a_coordinator_without_memory_is_another(session: bool) -> None:
         client.close()
 
 
-def test_a_value_too_large_is_refused_at_once(session: bool) -> None:
+def test_a_value_too_large_is_refused_at_once() -> None:
     """RESOURCE_EXHAUSTED, with the size and what is allowed; the connection stays, and a wait on it
     goes on.
     """
     with (
         CoordinationService.spawn(1) as service,
-        CoordinationClient(service.address, 0, session=session) as client,
+        CoordinationClient(service.address, 0) as client,
     ):
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(client.blocking_key_value_get, "late", 60_000)
             with pytest.raises(CoordinationError) as caught:
                 client.key_value_set_bytes("too large", bytes(80 << 20))
-            assert caught.value.code == "RESOURCE_EXHAUSTED" and (
-                "83886" in str(caught.value) or not session
-            )
+            assert caught.value.code == "RESOURCE_EXHAUSTED" and "83886" in str(caught.value)
             client.key_value_set("late", "here")
             assert waiting.result(20) == "here" and client.statistics()["breaks"] == 0
 

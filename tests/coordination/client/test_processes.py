@@ -46,9 +46,8 @@ def test_listeners_see_complete_lists() -> None:
     watch = ProcessWatch()
     seen = list[Sequence[ProcessInfo]]()
     late = list[Sequence[ProcessInfo]]()
-    assert not watch.wanted
     watch.add(seen.append)
-    assert watch.wanted and seen == []  # nothing is known yet
+    assert seen == []  # nothing is known yet
     watch.apply([task(1), task(0)], full=True)
     watch.add(late.append)
     watch.apply([task(1, "ERROR")], full=False)
@@ -60,12 +59,12 @@ def test_listeners_see_complete_lists() -> None:
 
 
 def test_no_change_is_no_event() -> None:
-    """The same list again, over either profile, notifies nobody."""
+    """The same list again notifies nobody."""
     watch = ProcessWatch()
     seen = list[Sequence[ProcessInfo]]()
     watch.add(seen.append)
     for _ in range(3):
-        watch.replace([task(0).info])
+        watch.apply([task(0)], full=True)
     assert len(seen) == 1
 
 
@@ -76,8 +75,8 @@ def test_a_listener_that_is_removed_hears_no_more() -> None:
     remove = watch.add(seen.append)
     remove()
     remove()
-    watch.replace([task(0).info])
-    assert seen == [] and not watch.wanted
+    watch.apply([task(0)], full=True)
+    assert seen == []
 
 
 def test_a_listener_that_raises_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
@@ -91,7 +90,7 @@ def test_a_listener_that_raises_harms_no_other(caplog: pytest.LogCaptureFixture)
     watch.add(fail)
     watch.add(seen.append)
     with caplog.at_level(logging.ERROR):
-        watch.replace([task(0).info])
+        watch.apply([task(0)], full=True)
     assert len(seen) == 1 and "a listener of process changes failed" in caplog.text
 
 

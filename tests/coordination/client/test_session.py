@@ -24,8 +24,12 @@ from holdfast.coordination.client.frame_transport import (
     PublicFrameTransport,
     QueueFrameTransport,
 )
-from holdfast.coordination.client.session import ANSWER_GRACE_S, SessionTransport
-from holdfast.coordination.client.unary import Identity, TransportError
+from holdfast.coordination.client.session import (
+    ANSWER_GRACE_S,
+    Identity,
+    SessionTransport,
+    TransportError,
+)
 from holdfast.coordination.deadline import Deadline
 from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb

@@ -59,12 +59,14 @@ def test_a_relay_speaks_for_its_own_processes_only(security: Security, address: 
     of nobody.
     """
     with Relay.spawn(address, security.member(), [2]) as relay:
-        for session in (None, False):
-            with pytest.raises(CoordinationError, match="is not of this relay, which speaks for"):
-                CoordinationClient(
-                    relay.address, 1, timeouts=Timeouts(init_s=5), session=session
-                ).connect()
+        with pytest.raises(CoordinationError, match="is not of this relay, which speaks for"):
+            CoordinationClient(relay.address, 1, timeouts=Timeouts(init_s=5)).connect()
         with grpc.insecure_channel(relay.address) as channel:
+            registration = coordination_pb2.RegisterTaskRequest(source_task_id=1, incarnation=5)
+            with pytest.raises(grpc.RpcError, match="is not of this relay, which speaks for"):
+                channel.unary_unary(PROFILE_A + "RegisterTask")(
+                    registration.SerializeToString(), timeout=5
+                )
             with pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary(PROFILE_A + "Heartbeat")(b"\xff\xff", timeout=5)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

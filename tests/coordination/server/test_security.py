@@ -35,7 +35,6 @@ from tests.support.paths import program
 from tests.support.secured import (
     FOR_ALL,
     LIAR,
-    OWN_POOL,
     UNARY,
     VICTIM,
     Secured,
@@ -139,9 +138,8 @@ def test_a_stranger_is_served_nothing(secured: Secured, security: Security, who:
 @pytest.mark.parametrize(
     "who", ["no certificate", "another authority", "plaintext", "no token", "an old token"]
 )
-@pytest.mark.parametrize("session", [None, False])
 def test_no_client_of_ours_joins_as_a_stranger(
-    secured: Secured, security: Security, who: str, session: bool | None
+    secured: Secured, security: Security, who: str
 ) -> None:
     """Our own client gets an error that says why, within its time."""
     client = CoordinationClient(
@@ -149,7 +147,6 @@ def test_no_client_of_ours_joins_as_a_stranger(
         VICTIM,
         timeouts=Timeouts(init_s=1),
         credentials=security.stranger(who),
-        session=session,
     )
     with pytest.raises(
         CoordinationError, match=r"UNAUTHENTICATED|no coordinator answered"
@@ -207,23 +204,14 @@ def test_one_who_has_not_come_speaks_for_nobody(
 
 
 def test_our_client_is_fenced_as_another(secured: Secured, security: Security) -> None:
-    """Our client that is given a number of another, over a Session or unary calls, learns so, once;
-    its owner is not disturbed.
-    """
-    for session in (None, False):
-        client = CoordinationClient(
-            secured.address,
-            VICTIM,
-            timeouts=Timeouts(init_s=20),
-            credentials=security.member(),
-            session=session,
-        )
-        with pytest.raises(
-            CoordinationError,
-            match=r"PERMISSION_DENIED: process 1 is another's.*give each process a number",
-        ) as caught:
-            client.connect()
-        assert isinstance(caught.value, Fenced) == (session is None)
+    """Our client that is given a number of another learns so, once; its owner is not disturbed."""
+    client = CoordinationClient(
+        secured.address, VICTIM, timeouts=Timeouts(init_s=20), credentials=security.member()
+    )
+    with pytest.raises(
+        Fenced, match=r"PERMISSION_DENIED: process 1 is another's.*give each process a number"
+    ):
+        client.connect()
     secured.still_serves()
 
 
@@ -263,7 +251,7 @@ def test_the_second_channel_is_its_owners_too(
         client = CoordinationClient(service.address, 0, credentials=shown[0])
         with contextlib.closing(client):
             agent = threading.Thread(
-                target=register, args=(shown[1].channel(service.address, OWN_POOL), shown[1], 1, 7)
+                target=register, args=(shown[1].channel(service.address), shown[1], 1, 7)
             )
             agent.start()
             client.connect()
@@ -279,7 +267,7 @@ def test_the_second_channel_is_its_owners_too(
                     arguments=arguments,
                 )
             client.key_value_set("before", "the liar comes")
-            with liar.channel(service.address, OWN_POOL) as channel:
+            with liar.channel(service.address) as channel:
                 for path in SECOND_CHANNELS:
                     body = in_the_name_of(0, Secured(service.address, [], [], 0))(path)
                     with pytest.raises(grpc.RpcError) as caught:
@@ -297,7 +285,7 @@ def test_the_second_channel_is_its_owners_too(
                         )
                     )
             register(
-                shown[0].channel(service.address, OWN_POOL), shown[0], 0, 9
+                shown[0].channel(service.address), shown[0], 0, 9
             )  # the owner's own agent is let in
             with contextlib.closing(
                 CoordinationClient(service.address, 1, credentials=shown[1])
@@ -352,7 +340,7 @@ def test_a_certificate_gives_a_number(
     liar = holder("liar", 2)
     host = holder("host", 0, 1)
     with CoordinationService.spawn(3, recoverable=True, arguments=arguments) as service:
-        with liar.channel(service.address, OWN_POOL) as channel:  # before anybody has come
+        with liar.channel(service.address) as channel:  # before anybody has come
             for path in SECOND_CHANNELS:
                 body = in_the_name_of(1, Secured(service.address, [], [], 0))(path)
                 with pytest.raises(

@@ -9,12 +9,8 @@ from holdfast.coordination import CoordinationClient, Timeouts
 index = int(sys.argv[1])
 count = int(sys.argv[2])
 address = sys.argv[3]
-session = sys.argv[4] == "session"
 client = CoordinationClient(
-    address,
-    index,
-    timeouts=Timeouts(heartbeat_s=30, init_s=60, shutdown_s=20),
-    session=session,
+    address, index, timeouts=Timeouts(heartbeat_s=30, init_s=60, shutdown_s=20)
 )
 with client:
     for step in range(200):

@@ -16,7 +16,7 @@ try:
     CoordinationClient(address, 1, credentials=credentials, timeouts=Timeouts(init_s=10)).connect()
 except CoordinationError as error:
     print("session", error, flush=True)
-with credentials.channel(address, ()) as channel:
+with credentials.channel(address) as channel:
     request = coordination_pb2.RegisterTaskRequest(incarnation=5, source_task_id=1)
     register = channel.unary_unary(f"{PROFILE_A}RegisterTask")
     try:
