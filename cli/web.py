@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from .common import EXIT_NOTHING, Failure, failure_of, print_json
-from .own_jobs import credential_options, credentials_of, running_jobs
+from .common import Failure, failure_of, print_json
+from .own_jobs import credential_options, credentials_of, only_job, running_jobs
 
 
 @click.command()
@@ -48,9 +48,9 @@ def web(
     """Serve a live page of the job that the coordinator at ADDRESS (host:port or unix:PATH)
     serves, and print its URL.
 
-    Without ADDRESS, this user's job on this machine. Whoever has the URL sees the job and its
-    stacks; it is refused under another host's name. The page lives through restarts of the
-    coordinator, and with --job-id through attempts. Needs the extra `web`.
+    Without ADDRESS, this user's job on this machine; several are listed. Whoever has the URL sees
+    the job and its stacks; it is refused under another host's name. The page lives through restarts
+    of the coordinator; without ADDRESS, or with --job-id, through attempts. Needs the extra `web`.
     """
     from holdfast.web import serve_page
     from holdfast.web.feed import CoordinatorAddress, LauncherWord
@@ -63,7 +63,7 @@ def web(
         named = [
             CoordinatorAddress(job.address, credentials)
             for job, credentials in running_jobs()
-            if job_id in (None, job.job_id)
+            if job.job_id == job_id
         ]
         return named[-1] if named else None
 
@@ -76,11 +76,9 @@ def web(
     def launched(job: str) -> LauncherWord | None:
         return launcher_word(job_id or job) if address is None else None
 
-    if address is None and job_id is None and not running_jobs():
-        raise Failure(
-            "no job of this user runs on this machine: give the address that the launcher printed",
-            EXIT_NOTHING,
-        )
+    if address is None and job_id is None:
+        # The page keeps to this job: its next attempt is found by its id.
+        job_id = only_job(as_json=as_json)[0].job_id
     try:
         serve_page(
             find,

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import click
 import pytest
 
+from holdfast import checkpoint, coordination, multihost
 from holdfast.cli.entry import main
 from tests.support.doc_pages import BLOCK, PAGES, libraries_of, program_of
 from tests.support.libraries import need_installed
@@ -181,3 +183,39 @@ def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
     """Evidence can be found."""
     for name in _TEST.findall(page.read_text()):
         assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_each_decision_has_a_number_of_its_own() -> None:
+    """The number of a decision's file is that of its title, and no other has it."""
+    files = sorted((ROOT / "docs" / "adr").glob("*.md"))
+    numbers = [int(file.name[:4]) for file in files]
+    titles = [re.match(r"# (\d+)", file.read_text()) for file in files]
+    assert [int(title[1]) for title in titles if title] == numbers
+    assert numbers == list(range(1, len(files) + 1))
+
+
+def test_the_concepts_name_every_package_and_error() -> None:
+    """The table has each package in an order in which it may import those above it; the tree has
+    each public error below its base.
+    """
+    page = (ROOT / "docs" / "concepts.md").read_text()
+    shown = re.findall(r"^\| `(holdfast\.\w+)` \|", page, re.MULTILINE)
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    packages = {*config["root_packages"]} - {"holdfast.testing"}
+    layers = next(each["layers"] for each in config["contracts"] if each["id"] == "rooms")
+    floor = {name: at for at, names in enumerate(layers) for name in names.split(" | ")}
+    assert {*shown} == packages
+    assert sorted(shown, key=lambda name: -floor[name]) == shown
+    tree = page.partition("\nHoldfastError\n")[2].partition("```")[0]
+    bases = {}
+    for line in tree.splitlines():
+        base, *below = line.split()
+        bases |= dict.fromkeys(below, base)
+    public = {
+        error
+        for package in (coordination, multihost, checkpoint)
+        for error in map(vars(package).get, package.__all__)
+        if isinstance(error, type) and issubclass(error, coordination.HoldfastError)
+    }
+    leaves = {error for error in public if error not in {each.__bases__[0] for each in public}}
+    assert bases == {error.__name__: error.__bases__[0].__name__ for error in leaves}

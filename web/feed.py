@@ -113,7 +113,9 @@ class Feed:
         """Returns what was known of a process over time, as JSON: when, steps per second, bytes of
         memory and the share of its time that it waits, oldest first. -1: not known.
         """
-        return json.dumps([list(each) for each in self._histories.get(process_id, ())])
+        with self._lock:
+            known = tuple(self._histories.get(process_id, ()))
+        return json.dumps(known)
 
     def range(self, number: int) -> str:
         """Returns the processes of a range of the last snapshot, as JSON; none where it is gone."""
@@ -207,17 +209,17 @@ class Feed:
         most = max(_LEAST_HISTORY, _MOST_HISTORY // max(1, len(status.tasks)))
         for task in status.tasks:
             values = task.progress.values
-            kept = self._histories.setdefault(
-                task.task_id, deque(maxlen=min(_MOST_HISTORY_EACH, most))
+            point = (
+                round(time.time(), 1),
+                round(task.steps_per_second, 3) if task.step_age_s >= 0 else -1.0,
+                values.get("memory_bytes", -1.0),
+                round(values.get("waiting_share", -1.0), 3),
             )
-            kept.append(
-                (
-                    round(time.time(), 1),
-                    round(task.steps_per_second, 3) if task.step_age_s >= 0 else -1.0,
-                    values.get("memory_bytes", -1.0),
-                    round(values.get("waiting_share", -1.0), 3),
+            with self._lock:
+                kept = self._histories.setdefault(
+                    task.task_id, deque(maxlen=min(_MOST_HISTORY_EACH, most))
                 )
-            )
+                kept.append(point)
 
     def _ask(self) -> str:
         """Brings the status up to date; returns why that could not be done, "" where it was."""
@@ -229,15 +231,24 @@ class Feed:
         client = self._client
         try:
             assert client is not None
-            self._status = client.status(with_events=True)
+            status = client.status(with_events=True)
         except CoordinationError as error:
             return f"the coordinator at {target.address} does not answer: {error}"
+        if self._status is not None and status.job != self._status.job:
+            self._forget()
+        self._status = status
         self._curve.add(sample(self._status, time.time()))
         self._remember(self._status)
         if wants_stacks(self._status):
             self._wanted.set()
         self._findings = diagnose(at_later(self._evidence, self._status))
         return ""
+
+    def _forget(self) -> None:
+        """Begins anew: another job has a coordinator at this address."""
+        self._curve = StepCurve()
+        with self._lock:
+            self._histories.clear()
 
     def _reach(self, target: CoordinatorAddress | None) -> None:
         client = (

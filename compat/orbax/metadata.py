@@ -78,7 +78,7 @@ class StepMetadata:
 
 @dataclass
 class RootMetadata:
-    """What is known of a root: nothing, since holdfast keeps nothing there."""
+    """What was given for a root: `CheckpointManager(metadata=...)`, of holdfast's or Orbax's."""
 
     internal_metadata: Mapping[str, Any] = field(default_factory=dict)
     custom_metadata: Mapping[str, Any] = field(default_factory=dict)

@@ -108,13 +108,13 @@ class MemoryLimitOptions:
 class CheckpointManagerOptions:
     """When to save and what to keep, in Orbax's words.
 
-    Without effect, because holdfast does it always or has no need of it: cleanup_tmp_directories,
-    single_host_load_and_broadcast, enable_background_delete, num_deletion_threads,
-    atomicity_options, temporary_path_class, save_root_metadata, lightweight_initialize,
-    enable_per_process_directory_creation. `todelete_subdir` is a folder of the root: what is let go
-    lies there from then on. In a bucket it has no effect, as with Orbax. `todelete_full_path` is
-    refused by a manager that would let steps go. `step_name_format` is a prefix and the number (see
-    step_names.NameFormat).
+    Without effect, because holdfast does it always or has no need of it: create,
+    cleanup_tmp_directories, single_host_load_and_broadcast, enable_background_delete,
+    num_deletion_threads, atomicity_options, temporary_path_class, lightweight_initialize,
+    enable_should_save_is_saving_in_progress_check, enable_per_process_directory_creation.
+    `todelete_subdir` is a folder of the root: what is let go lies there from then on. In a bucket
+    it has no effect, as with Orbax. `todelete_full_path` is refused by a manager that would let
+    steps go. `step_name_format` is a prefix and the number (see step_names.NameFormat).
     """
 
     save_interval_steps: int = 1

@@ -222,10 +222,15 @@ class LaunchedJob:
     launcher: dict[str, Any]
 
     def leave(self) -> None:
-        """Writes it into the user's folder. Raises OSError, and CoordinationError where there is no
-        such folder.
+        """Writes it into the user's folder, and removes those of launchers that were killed.
+
+        Raises OSError, and CoordinationError where there is no such folder.
         """
-        path = _launched_path(user_folder(create=True), self.job_id)
+        parent = user_folder(create=True)
+        for left in parent.glob("launched-*"):
+            if _read_launched(left) is None:
+                left.unlink(missing_ok=True)
+        path = _launched_path(parent, self.job_id)
         whole = path.with_suffix(f".{self.pid}")
         whole.write_text(json.dumps(asdict(self)))
         whole.replace(path)
@@ -246,9 +251,16 @@ def launched_job(job_id: str) -> LaunchedJob | None:
     try:
         parent = user_folder()
         _check_owner(parent)
-        job = LaunchedJob(**json.loads(_launched_path(parent, job_id).read_text()))
+    except (OSError, CoordinationError):
+        return None
+    return _read_launched(_launched_path(parent, job_id))
+
+
+def _read_launched(path: Path) -> LaunchedJob | None:
+    try:
+        job = LaunchedJob(**json.loads(path.read_text()))
         os.kill(job.pid, 0)
-    except (OSError, ValueError, TypeError, CoordinationError):
+    except (OSError, ValueError, TypeError):
         return None
     return job
 

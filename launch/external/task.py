@@ -7,6 +7,7 @@ passed on to it. Its end, however it comes, is reported to the coordinator at on
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import queue
@@ -14,7 +15,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,17 +93,18 @@ def run_task(
     StartupFailed where another user could have written it, ImportError where certificates cannot be
     made.
     """
-    try:
-        detected = _detect(environment)
-        spec, env = _prepare(detected, environment, settings)
-    except BaseException:
-        if report:
-            print(f"{MARK}exited 1", flush=True)
-        raise
-    # The engine of `holdfast slurm` watches all tasks of its job.
-    grace = None if report else Grace(settings.grace_s, settings.commit_grace_s)
-    code = _run(command, env, spec, passes_on=detected.launcher != "Slurm", grace=grace)
-    report_exit(spec.coordinator, spec.process_id, code)
+    with contextlib.ExitStack() as stack:
+        try:
+            detected = _detect(environment)
+            spec, env = _prepare(detected, environment, settings, stack)
+        except BaseException:
+            if report:
+                print(f"{MARK}exited 1", flush=True)
+            raise
+        # The engine of `holdfast slurm` watches all tasks of its job.
+        grace = None if report else Grace(settings.grace_s, settings.commit_grace_s)
+        code = _run(command, env, spec, passes_on=detected.launcher != "Slurm", grace=grace)
+        report_exit(spec.coordinator, spec.process_id, code)
     if report:
         print(f"{MARK}exited {code}", flush=True)
     return code if code >= 0 else 128 - code
@@ -119,9 +121,15 @@ def _detect(environment: Mapping[str, str]) -> ClusterEnv:
 
 
 def _prepare(
-    detected: ClusterEnv, environment: Mapping[str, str], settings: TaskSettings
+    detected: ClusterEnv,
+    environment: Mapping[str, str],
+    settings: TaskSettings,
+    stack: contextlib.ExitStack,
 ) -> tuple[ProcessSpec, dict[str, str]]:
-    """Returns who this process is, and its command's environment, once a coordinator is there."""
+    """Returns who this process is, and its command's environment, once a coordinator is there.
+
+    `stack` lives as long as the process.
+    """
     detected = replace(
         detected,
         job_id=settings.job_id or detected.job_id,
@@ -143,7 +151,7 @@ def _prepare(
     host_address = None
     if secrets is not None:
         host_address = address_towards(address)
-        address = _relay(detected, address, secrets)
+        address = _relay(detected, address, secrets, stack)
     spec = ProcessSpec(
         job_id=detected.job_id,
         attempt=detected.attempt,
@@ -178,7 +186,7 @@ def _rendezvous(detected: ClusterEnv, settings: TaskSettings) -> tuple[str, JobS
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{detected.job_id}.{detected.attempt}.json"
     if detected.process_id != 0:
-        published = _wait_for(path, _gathers)
+        published = _wait_for(path, _gathers, "process 0 has not published a coordinator")
         return str(published["coordinator"]), JobSecrets.take_from_env(published)
     coordinator = Coordinator(
         detected.job_id,
@@ -195,32 +203,67 @@ def _rendezvous(detected: ClusterEnv, settings: TaskSettings) -> tuple[str, JobS
 
 def _publish(path: Path, value: dict[str, Any]) -> None:
     """Writes a file that only its owner can read, all at once."""
-    whole = path.with_name(f"{path.name}.{os.getpid()}")
+    whole = path.with_name(f".{path.name}.{os.getpid()}")
     whole.unlink(missing_ok=True)
     write_files(whole.parent, {whole.name: json.dumps(value)})
     whole.replace(path)
 
 
-def _relay(detected: ClusterEnv, coordinator: str, secrets: JobSecrets) -> str:
+def _relay(
+    detected: ClusterEnv, coordinator: str, secrets: JobSecrets, stack: contextlib.ExitStack
+) -> str:
     """Returns the address of this node's relay.
 
-    The first of the node's processes starts the relay, and it ends with the last.
+    The first of the node's processes starts the relay. It ends with the last, and so does the file
+    that says where it is.
     """
+    folder = user_folder(create=True)
     node = detected.node or detected.process_id
-    path = user_folder(create=True) / f"relay-{detected.job_id}.{detected.attempt}.{node}"
-    if detected.process_id == detected.on_node[0]:
+    path = folder / f"relay-{detected.job_id}.{detected.attempt}.{node}"
+    first = detected.on_node[0]
+    if detected.process_id == first:
+        _remove_left(folder)
         relay = spawn_relay(coordinator, secrets, detected.on_node)
         published: dict[str, Any] = {"relay": relay.address, "pid": relay.pid}
         _publish(path, published)
     else:
-        published = _wait_for(path, lambda known: Path(f"/proc/{known['pid']}").exists())
+        missing = f"process {first} has not published the relay of this node"
+        published = _wait_for(path, _relays, missing)
+    stack.enter_context(_in_use(path))
     # The relay ends when nobody holds the other end of its input any more: this process does.
     os.open(f"/proc/{published['pid']}/fd/0", os.O_WRONLY)
     return str(published["relay"])
 
 
-def _wait_for(path: Path, of_this_run: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Returns what another process has published."""
+def _relays(published: dict[str, Any]) -> bool:
+    return Path(f"/proc/{published['pid']}").exists()
+
+
+def _remove_left(folder: Path) -> None:
+    """Removes what says where relays are that have ended: their last process was killed."""
+    for path in folder.glob("relay-*"):
+        with contextlib.suppress(FileNotFoundError):  # removed beside this look
+            if not _relays(_read(path)):
+                path.unlink()
+
+
+@contextlib.contextmanager
+def _in_use(path: Path) -> Iterator[None]:
+    """Locks a file beside others that use it; the last of them removes it."""
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+
+
+def _wait_for(
+    path: Path, of_this_run: Callable[[dict[str, Any]], bool], missing: str
+) -> dict[str, Any]:
+    """Returns what another process has published; `missing` says what, where it has not."""
     deadline = time.monotonic() + _RENDEZVOUS_S
     while time.monotonic() < deadline:
         with contextlib.suppress(FileNotFoundError):
@@ -230,7 +273,7 @@ def _wait_for(path: Path, of_this_run: Callable[[dict[str, Any]], bool]) -> dict
                 return published
         time.sleep(_POLL_S)
     raise StartupTimeout(
-        f"process 0 has not published a coordinator in {path} within {_RENDEZVOUS_S:g} s",
+        f"{missing} in {path} within {_RENDEZVOUS_S:g} s",
         timeout_s=_RENDEZVOUS_S,
         knob="--rendezvous",
     )

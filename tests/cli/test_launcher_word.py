@@ -44,6 +44,8 @@ def test_a_launcher_that_died_says_nothing(here: Path) -> None:
         child.wait()
     launched(child.pid).leave()
     assert launcher_word("../run 7") is None
+    launched(os.getpid(), "another").leave()
+    assert len([*here.rglob("launched-*")]) == 1, "the next launcher removes what it has left"
 
 
 def test_how_it_ended_stays(here: Path) -> None:

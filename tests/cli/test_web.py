@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ need("uvicorn", "make setup")
 
 
 def test_a_machine_without_a_job_has_no_page() -> None:
-    """Without an address there is nothing to show: one sentence."""
+    """Without an address there is nothing to show: one sentence, as `holdfast status` has it."""
     with tempfile.TemporaryDirectory(dir="/tmp") as base:  # a longer path would not hold a socket
         environment = os.environ | {"TMPDIR": base}
         ended = subprocess.run(
@@ -29,11 +30,7 @@ def test_a_machine_without_a_job_has_no_page() -> None:
             timeout=60,
         )
     assert ended.returncode == 3
-    assert (
-        ended.stderr
-        == "Error: no job of this user runs on this machine: give the address that the launcher"
-        " printed\n"
-    )
+    assert ended.stderr.startswith("Error: no job of this user runs on this machine (")
 
 
 def test_a_run_has_a_page_while_it_lasts() -> None:
@@ -69,6 +66,33 @@ def test_a_run_has_a_page_while_it_lasts() -> None:
             assert run.wait(60) == 0
         with pytest.raises(OSError, match="refused"):
             fetch(url)
+
+
+def test_of_several_jobs_none_is_taken() -> None:
+    """They are listed, and an address or an id is asked for."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        environment = os.environ | {"TMPDIR": base}
+        sleeping = ["run", "-n", "1", "--job-id"]
+        with contextlib.ExitStack() as stack:
+            for name in ("one", "two"):
+                command = [*HOLDFAST, *sleeping, name, "--", "sleep", "600"]
+                job = stack.enter_context(
+                    subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+                )
+                stack.callback(job.terminate)
+                assert job.stderr is not None
+                assert "coordinator at" in job.stderr.readline()
+            ended = subprocess.run(
+                [*HOLDFAST, "web"],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+    assert ended.returncode == 2
+    assert "2 jobs of this user run on this machine: give the address of one" in ended.stderr
+    assert "one" in ended.stdout and "two" in ended.stdout
 
 
 def test_ray_has_no_page_of_its_own() -> None:

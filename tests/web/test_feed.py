@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import sys
 import threading
 from pathlib import Path
 
@@ -124,3 +125,43 @@ def test_the_history_of_a_process_is_bounded() -> None:
         point = json.loads(feed.history(0))[-1]
         assert point[2:] == [1024.0, -1.0]
         assert feed.history(7) == "[]"
+
+
+def test_a_history_is_read_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A viewer asks from a thread of its own; no answer breaks, and each is whole."""
+    monkeypatch.setattr(feed, "_INTERVAL_S", 0.0)
+    published: queue.SimpleQueue[str] = queue.SimpleQueue()
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with (
+            CoordinationService.spawn(1) as service,
+            Feed(lambda: CoordinatorAddress(service.address, Credentials()), published.put) as it,
+        ):
+            points: list[list[float]] = []
+            while len(points) < 300:
+                points = json.loads(it.history(0))
+                assert all(len(point) == 4 for point in points)
+    finally:
+        sys.setswitchinterval(interval_s)
+
+
+def test_another_job_at_the_address_begins_anew() -> None:
+    """Its curve has nothing of the job before, nor have its processes."""
+    published: queue.SimpleQueue[str] = queue.SimpleQueue()
+    target: list[CoordinatorAddress | None] = [None]
+    with (
+        CoordinationService.spawn(1, job=JobIdentity(name="before")) as before,
+        CoordinationService.spawn(1, job=JobIdentity(name="after")) as after,
+        processes(before, 1) as clients,
+        Feed(lambda: target[0], published.put) as it,
+    ):
+        clients[0].report(step=7)
+        target[0] = CoordinatorAddress(before.address, Credentials())
+        while not any(point[1] == 7 for point in json.loads(published.get(timeout=30))["samples"]):
+            pass
+        target[0] = CoordinatorAddress(after.address, Credentials())
+        while (shown := json.loads(published.get(timeout=30)))["job"] != "after":
+            pass
+        assert all(point[1] < 0 for point in shown["samples"])
+        assert len(json.loads(it.history(0))) <= 2

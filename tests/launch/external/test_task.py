@@ -19,10 +19,12 @@ import pytest
 
 from holdfast.coordination import CoordinationError, StatusClient
 from holdfast.coordination.process.job_folder import JobFolder
+from holdfast.launch.external import task
 from holdfast.launch.external.task import MARK
 from holdfast.launch.workers.secrets import write_files
+from holdfast.multihost import StartupTimeout
 from tests.support.inherited import WAYS, after
-from tests.support.launchers import JOBSET, OPENMPI_5
+from tests.support.launchers import JOBSET, OPENMPI_5, SLURM
 from tests.support.paths import program
 from tests.support.processes import wait_until_ended
 
@@ -259,6 +261,28 @@ def test_a_job_over_several_machines_is_closed(short_path: Path) -> None:
         assert job is not None
     assert wait_until_ended([job.pid])
     assert not folder.exists() and list((short_path / "shared").iterdir()) == []
+    assert not [*short_path.glob("*/holdfast-*/relay-*")], "it goes with the last process of a node"
+
+
+def test_whose_relay_is_missing_is_named(
+    tmp_path: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process of the same node starts it: that one is named, and not process 0."""
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
+    monkeypatch.setattr(task, "_RENDEZVOUS_S", 0.0)
+    write_files(
+        tmp_path, dict.fromkeys(("token", "ca.crt", "client.crt", "client.key", "key"), "x")
+    )
+    settings = task.TaskSettings(coordinator="127.0.0.1:1", secrets_dir=tmp_path)
+    with pytest.raises(StartupTimeout, match="process 2 has not published the relay of this node"):
+        task.run_task(["true"], SLURM | {"SLURM_GTIDS": "2,3"}, settings)
+    # That of a node whose processes were all killed goes with the next start.
+    folder = short_path / f"holdfast-{os.getuid()}"
+    write_files(folder, {"relay-old.1.n": json.dumps({"relay": "unix:/x", "pid": 1 << 22})})
+    options = ("--coordinator", "127.0.0.1:1", "--secrets", str(tmp_path), "--", "true")
+    alone = SLURM | {"SLURM_GTIDS": "3", "SLURM_LOCALID": "0"}
+    done = run_task(*options, **alone, TMPDIR=str(short_path))
+    assert (done.returncode, [*folder.glob("relay-*")]) == (0, []), done.stderr
 
 
 @pytest.mark.slow
