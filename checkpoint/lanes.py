@@ -216,7 +216,7 @@ class LocalLane:
         if place.is_branch:
             # The primary has marked these, of the store: it has told all from which step on.
             index.leave(step for step in self._catalog.known_steps() if step > place.base)
-            index.take_late()
+            index.leave_marked()
         self._state.order.saved(place)
         self._state.reporter.report()
 

@@ -195,7 +195,7 @@ def _lineage_of(
         """Marks what the branch of a save leaves, of all that is in the store by now."""
         names = read_step_names(storage)
         found = look_at_steps(storage, names, find_foreign_steps, identify)
-        index.leave_late(
+        index.note_marked(
             mark_left(storage, found, names, base=base, save=save, own=own, identify=identify)
         )
 

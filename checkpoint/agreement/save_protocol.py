@@ -53,7 +53,7 @@ from typing import Self, TypeAlias, TypeGuard, TypeVar
 
 from holdfast.coordination import HoldfastError
 
-from ..errors import CheckpointError, CommitUnknown, SaveFailed, failure_of
+from ..errors import CheckpointError, CommitUnknown, SaveFailed, StepExists, failure_of
 from ..format.item_report import ItemReport
 from .exchange import SentError, first_failed, to_json_bytes
 from .replica_sums import ReplicaReport
@@ -145,9 +145,9 @@ class SaveResult:
     """How a save ended, alike on all processes: committed, or the error.
 
     `deletable` says that the record cannot come to exist, so that each process may delete what it
-    wrote. `superfluous` are the steps that the primary has deleted after a commit; `steps` those
-    that it knows then, without this save's, and `left_behind` those that were; None where all know
-    the same. `branch`
+    wrote; `is_there` that another save of the step is there. `superfluous` are the steps that the
+    primary has deleted after a commit; `steps` those that it knows then, without this save's, and
+    `left_behind` those that were; None where all know the same. `branch`
     is that of a commit; local steps that it has left do not come back. `drift` says which replicas
     differ in a step that was committed nevertheless. `missed` is above 0 where the error is a miss:
     how many there are in a row, with this one. Of a local save, `survey` asks all processes to find
@@ -157,6 +157,7 @@ class SaveResult:
     key: SaveKey
     error: HoldfastError | None = None
     deletable: bool = False
+    is_there: bool = False
     superfluous: tuple[int, ...] = ()
     steps: tuple[int, ...] | None = None
     left_behind: tuple[int, ...] | None = None
@@ -177,6 +178,7 @@ class SaveResult:
             "key": asdict(self.key),
             "error": None if self.error is None else asdict(SentError.of(self.error)),
             "deletable": self.deletable,
+            "is_there": self.is_there,
             "superfluous": self.superfluous,
             "steps": self.steps,
             "left_behind": self.left_behind,
@@ -465,7 +467,8 @@ def _commit(key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int
     if isinstance(answer, Committed):
         return SaveResult(key, drift=built.drift)
     if isinstance(answer, Refused):
-        return _not_committed(key, answer.error)
+        refused = _not_committed(key, answer.error)
+        return replace(refused, is_there=isinstance(answer.error, StepExists))
     assert isinstance(answer, Unclear)
     # The store may have done it although its answer was lost: only a look can tell.
     return settle(key, answer, (yield from _read()))

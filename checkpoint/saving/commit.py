@@ -449,8 +449,7 @@ class EffectPerformer:
             target.timed_storage.commit(name, record, target.claim, replace=target.overwrite)
         except NameTaken:
             message = (
-                f"{target.where} holds a checkpoint already, saved by another writer meanwhile;"
-                " nothing was changed"
+                f"{target.where} holds a checkpoint already, saved meanwhile; nothing was changed"
             )
             raise StepExists(message, step=target.key.step, path=target.where) from None
         if replaced:

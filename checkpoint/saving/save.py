@@ -15,10 +15,10 @@ from holdfast.coordination import HoldfastError
 
 from ..agreement.misses import Misses
 from ..agreement.save_protocol import BranchStart, SaveReport, SaveResult, Superfluous
-from ..errors import CommitUnknown, SaveCancelled, failure_of
+from ..errors import SaveCancelled, failure_of
 from ..format.item_report import ItemReport, bin_name, json_name, pack_name
 from ..format.record import check_record, check_record_size
-from ..format.step_folders import has_record, write_hint
+from ..format.step_folders import write_hint
 from ..format.values import decode_value
 from ..options import Options, ProgressMeter, Statistics
 from ..steps.background import BackgroundWorker
@@ -291,14 +291,11 @@ class _StepWork(SnapshotWork):
         return None if branch is None else branch.start
 
     def steps_crc(self) -> int:
-        self._state.index.take_late()
         return self._state.index.crc()
 
     def superfluous(self, *, list_steps: bool) -> Superfluous:
         index = self._state.index
-        # What this save has left behind. A step that was found since the reports were compared is
-        # news to the others.
-        list_steps |= index.take_late()
+        list_steps |= index.leave_marked()
         deleted = self._delete_superfluous()
         steps = tuple(index.steps()) if list_steps else None
         left = None
@@ -384,6 +381,8 @@ class StepSaver:
         is_new = self.state.misses.note(result)
         if is_new and root.group.index == 0:
             root.group.report(saves_missed=result.missed)
+        if result.is_there:
+            self.state.index.learn(request.step)
         if result.error is not None:
             self._note_failure(request, result.error, missed=bool(result.missed))
             return result
@@ -406,18 +405,6 @@ class StepSaver:
         # All processes have the same error: the one that failed reports it for all.
         if group.index == (getattr(error, "process", None) or 0):
             group.report(trouble=trouble)
-        if isinstance(error, CommitUnknown) and group.index == 0:
-            self.state.worker.put(
-                f"looking whether step {request.step} was saved", lambda: self._look_again(request)
-            )
-
-    def _look_again(self, request: SaveRequest) -> None:
-        """Knows the step, at the primary, if its record is there after all. In a group all know it
-        with the next save.
-        """
-        end_s = time.monotonic() + self.options.save_timeout_s
-        if has_record(until(self.storage, end_s), request.folder):
-            self.state.index.add_late(request.facts)
 
     def _note_step(self, request: SaveRequest, result: SaveResult) -> None:
         """Brings statistics, index and claim up to date after a commit."""

@@ -94,8 +94,7 @@ class StepIndex:
         self._deletes = deletes
         # None: the record was not read yet
         self._facts: dict[int, StepFacts | None] = dict.fromkeys(steps)
-        self._late: dict[int, StepFacts] = {}
-        self._late_left: set[int] = set()
+        self._marked: set[int] = set()
         self._stored: dict[int, SavedStep] = {}
         self._left_behind: set[int] = set()
         self._passed_over: set[int] = set()
@@ -136,12 +135,20 @@ class StepIndex:
         with self._lock:
             self._left_behind.update(steps)
 
-    def leave_late(self, steps: Iterable[int]) -> None:
-        """Knows steps as left behind once the save that leaves them is there. Until then, and where
-        it fails until the next one, all processes know the same.
+    def note_marked(self, steps: Iterable[int]) -> None:
+        """Notes steps that the primary has marked as left, for `leave_marked`."""
+        with self._lock:
+            self._marked.update(steps)
+
+    def leave_marked(self) -> bool:
+        """Knows what was marked as left behind, once the save that leaves it is there; says whether
+        that is news. Until then, and where that fails until the next save, all know the same.
         """
         with self._lock:
-            self._late_left.update(steps)
+            is_news = not self._marked <= self._left_behind
+            self._left_behind |= self._marked
+            self._marked = set()
+            return is_news
 
     def add(self, committed: StepFacts) -> None:
         """Adds a committed step."""
@@ -150,27 +157,12 @@ class StepIndex:
             self._passed_over.discard(committed.step)
             self._left_behind.discard(committed.step)
 
-    def add_late(self, committed: StepFacts) -> None:
-        """Adds a step that the primary alone has found committed: in a group with the next save,
-        which tells the others. Until then all know the same steps.
+    def learn(self, step: int) -> None:
+        """Knows a step that a commit has found: one of another writer, or of an own save whose
+        outcome was not known.
         """
-        if self._is_alone:
-            self.add(committed)
-            return
         with self._lock:
-            self._late[committed.step] = committed
-
-    def take_late(self) -> bool:
-        """Knows the steps that were added or left behind late; says whether any was added."""
-        with self._lock:
-            self._left_behind |= self._late_left
-            self._late_left = set()
-            late = self._late
-            self._late = {}
-            for step, facts in late.items():
-                self._facts.setdefault(step, facts)
-            self._left_behind -= late.keys()
-            return bool(late)
+            self._facts.setdefault(step, None)
 
     def pass_over(self, step: int) -> None:
         """Notes that an older step was restored instead of this one: it may be saved again."""
@@ -200,13 +192,12 @@ class StepIndex:
     def adopt(self, steps: Iterable[int]) -> None:
         """Knows these steps from now on, and no others: the primary's list."""
         with self._lock:
-            self._late = {}
             self._facts = {step: self._facts.get(step) for step in steps}
 
     def adopt_left(self, steps: Iterable[int]) -> None:
         """Knows these steps as left behind from now on, and no others: the primary's list."""
         with self._lock:
-            self._late_left = set()
+            self._marked = set()
             self._left_behind = set(steps)
 
     def superfluous(self, new: StepFacts, *, end_s: float = math.inf) -> list[int]:

@@ -36,6 +36,8 @@ from holdfast.checkpoint.storage.bucket import BucketStorage
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.checkpoint.storage.tombstone import RECORD_NAME
 from holdfast.checkpoint.tools.convert import convert
+from holdfast.multihost import Group
+from tests.support.checkpointing import at_once, groups
 from tests.support.told_stores import told_url
 
 OLD = {"x": np.arange(3.0)}
@@ -115,6 +117,29 @@ def test_an_error_after_the_record_has_its_name_deletes_nothing(
     assert isinstance(caught.value, CommitUnknown), caught.value
     assert load(path)["x"].tolist() == [10, 11, 12]
     verify(path)
+
+
+def test_a_commit_without_an_answer_is_known_once_its_number_is_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then, or until the next opening, no process lists it; all know the same throughout."""
+
+    def saves(group: Group) -> list[list[int]]:
+        with CheckpointManager(tmp_path, group=group) as manager:
+            with pytest.raises(CommitUnknown):
+                manager.save(7, NEW).wait()
+            group.barrier("unknown", timeout_s=60)
+            known = [manager.all_steps()]
+            with pytest.raises(StepExists, match="holds a checkpoint already"):
+                manager.save(7, OLD).wait()
+            known.append(manager.all_steps())
+            manager.save(8, NEW).wait()
+            return [*known, manager.all_steps()]
+
+    with groups(2) as both, _failing_sync(monkeypatch, 1):
+        found = at_once([lambda group=group: saves(group) for group in both])
+    assert found == [[[], [7], [7, 8]]] * 2
+    assert load(tmp_path / "7")["x"].tolist() == [10, 11, 12]
 
 
 @pytest.mark.parametrize("times", [1, 1000])

@@ -108,7 +108,7 @@ def test_of_two_saves_of_one_step_the_loser_hears_it(
         if overwrites:
             saving.wait()
         else:
-            with pytest.raises(StepExists, match="saved by another writer meanwhile"):
+            with pytest.raises(StepExists, match="saved meanwhile"):
                 saving.wait()
         assert other.restore(7)["w"].tolist() == [float(overwrites)] * 3
         assert slow.others_save is None

@@ -150,11 +150,10 @@ class Faulty:
             yield replace(marked, local=after.local)
         if any(answer.kind == "CommitUnknown" for answer in failed):
             for there in marked.committed(begun, keeps_all=True):
-                # In a group all learn of it with the next save; its branch begins with that.
+                # Its branch begins with the next save that is there.
                 unheard = marked.left - world.left
-                there = replace(there, restored=marked.restored, unheard=unheard)
-                is_known = site.settings.processes == 1
-                yield there if is_known else replace(there, unlisted=frozenset({inner.step}))
+                unlisted = marked.unlisted | {inner.step}
+                yield replace(there, restored=marked.restored, unheard=unheard, unlisted=unlisted)
 
     def _restore_judged(
         self, inner: Restore, world: World, site: Site, answers: list[Any]

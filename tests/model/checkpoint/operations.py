@@ -134,7 +134,10 @@ class Save:
                 # In a group the others have begun this save, and its policy knows it.
                 is_known = site.settings.processes > 1
                 if answer == place:
-                    yield started if is_known else world
+                    now = started if is_known else world
+                    yield now
+                    if self.step in now.unlisted:  # the commit has found it
+                        yield replace(now, unlisted=now.unlisted - {self.step})
                 continue
             begun = Begun(self.step, saved, is_local, place)
             after = started.begins(self.step, place)
@@ -304,11 +307,12 @@ class List:
         )
 
     def judge(self, world: World, site: Site, found: list[Any]) -> Iterator[World]:
-        # Processes hear of the end of a save one after the other.
+        # Processes hear of the end of a save one after the other: one may list what there is before
+        # it, and the next what there is after it.
         answers = found if world.begun is not None else [alike(found)]
-        for now in world.seen():
-            if all(_lists(now, answer) for answer in answers):
-                yield now
+        seen = list(world.seen())
+        if all(any(_lists(now, answer) for now in seen) for answer in answers):
+            yield from (now for now in seen if any(_lists(now, answer) for answer in answers))
 
 
 def _lists(world: World, answer: Any) -> bool:

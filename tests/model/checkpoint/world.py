@@ -45,9 +45,10 @@ class World:
     `local` are the steps that the hosts may have, oldest save first; those in `sure` have to be
     there. What the hosts have above the base of a stretch of saves is dead; with `is_open` one goes
     on, else the next save begins one. `passed` are steps that a fallback has passed over,
-    `unlisted` those whose commit only the store knows of. `replaced` are local steps that a durable
-    one has replaced: their files stay until the next local save, so that another manager finds
-    them. `last_step` and `last_s` are what a save policy knows of the newest save.
+    `unlisted` those whose commit only the store may know of, until their numbers are saved again.
+    `replaced` are local steps that a durable one has replaced: their files stay until the next
+    local save, so that another manager finds them. `last_step` and `last_s` are what a save policy
+    knows of the newest save.
 
     `left` are the steps of the store that were left behind, of which the manager does not know
     those in `unheard`. `restored` is what it may go on from, `own` what it has saved as a branch
@@ -226,11 +227,17 @@ class World:
         after = {**before.steps, begun.step: begun.saved}
         before = replace(before, left=before.left - {begun.step})
         left = replace(before, steps=after).left_now
-        line = {each: saved for each, saved in after.items() if each not in left}
+        # The keep policy does not judge what the manager does not know.
+        unlisted = self.unlisted - {begun.step}
+        line = {
+            each: saved
+            for each, saved in after.items()
+            if each not in left and each not in unlisted
+        }
         policy = self.settings.keep_policy
         waiting = {each for each in left if each > max(line)}
         overtaken = left - waiting
-        must = must_stay(policy, line) | {begun.step} | waiting
+        must = must_stay(policy, line) | {begun.step} | waiting | unlisted
         may = set(after) if keeps_all else may_stay(policy, line) | waiting
         if policy == "all":
             must |= overtaken
@@ -249,7 +256,7 @@ class World:
                     local=local,
                     sure=before.sure & set(local),
                     passed=self.passed - {begun.step},
-                    unlisted=frozenset(),
+                    unlisted=unlisted,
                     replaced={**before.replaced, **replaced},
                 )
 
