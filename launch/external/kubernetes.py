@@ -20,7 +20,6 @@ from ..workers.secrets import CLIENT_FILES, SERVER_FILES, JobSecrets, server_arg
 
 _PORT = 8476
 _SECRETS = "/run/holdfast"
-_YAML_WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 
 
@@ -65,7 +64,7 @@ class KubernetesJob:
 
 
 def render(job: KubernetesJob, secrets: JobSecrets | None = None) -> str:
-    """Returns the manifest as YAML, for `kubectl apply -f -`.
+    """Returns the manifest as JSON, a List of its objects, for `kubectl apply -f -`.
 
     Kubernetes starts pods again as its own policies say. `secrets` default to new ones, unless the
     job is insecure: treat the manifest as a secret then. Raises ImportError where certificates
@@ -98,10 +97,10 @@ def render(job: KubernetesJob, secrets: JobSecrets | None = None) -> str:
             "metadata": _metadata(job, job.name),
             "spec": spec,
         }
-    documents = [_secret(job, secrets)] if secrets else []
-    return "---\n".join(
-        _yaml(document) for document in (*documents, _service(job), _coordinator(job), top)
-    )
+    objects = [_secret(job, secrets)] if secrets else []
+    objects += [_service(job), _coordinator(job), top]
+    manifest = {"apiVersion": "v1", "kind": "List", "items": objects}
+    return json.dumps(manifest, indent=2) + "\n"
 
 
 def _secret_name(job: KubernetesJob) -> str:
@@ -263,31 +262,3 @@ def _environment(job: KubernetesJob) -> list[dict[str, Any]]:
                 }
             )
     return variables
-
-
-def _yaml(value: Any, indent: int = 0) -> str:
-    """Writes plain YAML: mappings and lists as blocks, strings quoted where they must be."""
-    pad = "  " * indent
-    lines: list[str] = []
-    items = value.items() if isinstance(value, dict) else ((None, item) for item in value)
-    for key, item in items:
-        head = f"{pad}{key}:" if key is not None else f"{pad}-"
-        if isinstance(item, dict | list) and item:
-            body = _yaml(item, indent + 1)
-            lines.append(f"{head} {body.lstrip()}" if key is None else f"{head}\n{body}")
-        else:
-            lines.append(f"{head} {_scalar(item)}\n")
-    return "".join(lines)
-
-
-def _scalar(value: Any) -> str:
-    """Returns a string as it is where YAML reads it as a string, all else as JSON.
-
-    JSON is YAML too.
-    """
-    plain = (
-        isinstance(value, str)
-        and re.fullmatch(r"[A-Za-z/][A-Za-z0-9_./-]*", value)
-        and value.lower() not in _YAML_WORDS
-    )
-    return str(value) if plain else json.dumps(value)
