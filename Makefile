@@ -105,6 +105,7 @@ types: $(STAMP)
 docs: $(STAMP)
 	$(PIP) --group docs
 	$(BIN)/zensical build --clean --strict
+	$(BIN)/python scripts/write_redirects.py site
 
 proto: $(STAMP)
 	$(BIN)/python scripts/generate_proto.py

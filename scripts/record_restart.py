@@ -1,6 +1,6 @@
 """Records a job whose process is killed, and draws it moving: docs/screens/restart.svg.
 
-Run as `python scripts/record_restart.py`. The program is that of docs/tutorial-machines.md, under
+Run as `python scripts/record_restart.py`. The program is that of docs/trainer.md, under
 `holdfast run -n 2`. Each line appears when it was printed.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "screens" / "restart.svg"
-COMMAND = "holdfast run -n 2 --max-restarts 5 -- python train.py"
+COMMAND = "holdfast run -n 2 --max-restarts 5 -- python train.py 60"
 KILL_AT = "process 1: step 20"
 WIDTH = 104  # columns
 INDENT = "          "
@@ -29,8 +29,8 @@ STAYS_S = 6.0  # how long the last picture stays before it begins anew
 
 def program() -> str:
     """Returns the tutorial's program; each process prints its number first."""
-    page = (ROOT / "docs" / "tutorial-machines.md").read_text()
-    (found,) = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    page = (ROOT / "docs" / "trainer.md").read_text()
+    (found,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     return f"import os\nprint('pid', os.getpid(), flush=True)\n{found}"
 
 
@@ -38,7 +38,7 @@ def record(folder: Path) -> list[tuple[float, str]]:
     """Runs the job and kills process 1; returns (seconds since the start, line)."""
     (folder / "train.py").write_text(program())
     launcher = Path(sys.executable).parent / "holdfast"
-    command = [launcher, *COMMAND.split()[1:-2], sys.executable, "train.py"]
+    command = [launcher, *COMMAND.split()[1:-3], sys.executable, "train.py", "60"]
     lines: list[tuple[float, str]] = []
     victim = 0
     start_s = time.monotonic()

@@ -19,11 +19,15 @@ import pytest
 
 from holdfast import checkpoint, coordination, multihost
 from holdfast.cli.entry import main
-from tests.support.doc_pages import BLOCK, PAGES, libraries_of, program_of
+from scripts.write_redirects import MOVED, write
+from tests.support.doc_pages import BLOCK, PAGES, Part, parts
 from tests.support.libraries import need_installed
 from tests.support.paths import ROOT
 
-SLOW = {"brax.md", "keras.md"}  # need what `make slow` alone installs
+# They need what `make slow` alone installs.
+SLOW = {"libraries.md: Brax", "libraries.md: Keras"}
+WITH_A_JOB = {"trainer.md", "tutorial-hang.md"}  # tests/test_tutorials.py types their commands
+PARTS = list(parts())
 _OTHERS = re.compile(r"^(?:import|from) (brax|grain|keras)\b", re.MULTILINE)
 _TEST = re.compile(r"tests/[a-z_/]*test_[a-z_]+\.py")
 _LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
@@ -41,11 +45,11 @@ NOT_HERE = {
 }
 
 
-def commands(page: Path) -> list[str]:
-    """Returns the commands in the plain blocks of a page, without comments."""
+def commands(text: str) -> list[str]:
+    """Returns the commands in the plain blocks of a text, without comments."""
     lines = (
         line.strip()
-        for kind, block in BLOCK.findall(page.read_text())
+        for kind, block in BLOCK.findall(text)
         if not kind
         for line in _COMMENT.sub("", block).splitlines()
     )
@@ -57,10 +61,9 @@ def runs_here(command: str) -> bool:
     return not any(re.search(pattern, command) for pattern in NOT_HERE)
 
 
-def _has_code(page: Path) -> bool:
-    # The commands of a tutorial are of its program: tests/test_tutorials.py.
-    has_commands = any(map(runs_here, commands(page))) and not page.name.startswith("tutorial-")
-    return has_commands or program_of(page) != ""
+def _has_code(part: Part) -> bool:
+    has_commands = any(map(runs_here, commands(part.text))) and part.name not in WITH_A_JOB
+    return has_commands or part.program != ""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -78,21 +81,21 @@ def test_code_in_a_table_reads_the_same_everywhere(page: Path) -> None:
 
 
 WITH_CODE: list[Any] = [
-    pytest.param(page, marks=[pytest.mark.slow] if page.name in SLOW else [])
-    for page in PAGES
-    if _has_code(page)
+    pytest.param(part, marks=[pytest.mark.slow] if part.name in SLOW else [])
+    for part in PARTS
+    if _has_code(part)
 ]
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
-def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", WITH_CODE, ids=lambda part: part.name)
+def test_the_code_of_a_page_runs(part: Part, tmp_path: Path) -> None:
     """All ```python blocks of a page run in order as one program (those marked ```py do not), then
     its commands.
     """
-    for library in _OTHERS.findall(page.read_text()):
+    for library in _OTHERS.findall(part.text):
         need_installed(library, "make slow-libraries")
     program = tmp_path / "page.py"
-    program.write_text(program_of(page))
+    program.write_text(part.program)
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_backend_optimization_level=0",  # what a page compiles runs once
@@ -109,13 +112,13 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         timeout=100,
     )
     ran = run([sys.executable, program])
-    assert ran.returncode == 0, f"{page.name}:\n{program.read_text()}\n{ran.stdout}{ran.stderr}"
-    if page.name.startswith("tutorial-"):
+    assert ran.returncode == 0, f"{part.name}:\n{program.read_text()}\n{ran.stdout}{ran.stderr}"
+    if part.name in WITH_A_JOB:
         return
     (tmp_path / "train.py").write_text("import os; print(os.environ['HOLDFAST_PROCESS_ID'])")
-    for command in filter(runs_here, commands(page)):
+    for command in filter(runs_here, commands(part.text)):
         done = run(shlex.split(command))
-        assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{part.name}: {command}\n{done.stdout}{done.stderr}"
 
 
 # Names under which programs import what is installed under another name, and what holdfast brings.
@@ -123,19 +126,19 @@ _IMPORTED = {"holdfast-jax[testing]": "pytest", "orbax-checkpoint": "orbax"}
 _BROUGHT = {"holdfast", "jax", "numpy", *sys.stdlib_module_names}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_says_what_its_program_needs(page: Path) -> None:
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_a_page_says_what_its_program_needs(part: Part) -> None:
     """Whoever has holdfast and what the page names can run it."""
-    imported = re.findall(r"^(?:import|from) (\w+)", program_of(page), re.MULTILINE)
-    named = {_IMPORTED.get(library, library) for library in libraries_of(page)}
+    imported = re.findall(r"^(?:import|from) (\w+)", part.program, re.MULTILINE)
+    named = {_IMPORTED.get(library, library) for library in part.libraries}
     assert set(imported) - _BROUGHT - named == set()
 
 
 def _own_commands() -> list[Any]:
     return [
-        pytest.param(command, id=f"{page.name}: {command}")
-        for page in PAGES
-        for command in commands(page)
+        pytest.param(command, id=f"{part.name}: {command}")
+        for part in PARTS
+        for command in commands(part.text)
         if command.startswith("holdfast ") and " ... " not in command
     ]
 
@@ -156,7 +159,7 @@ def test_a_command_of_a_page_is_one(command: str) -> None:
 
 def test_the_commands_of_the_pages_are_found() -> None:
     """Those that run, and those that do not."""
-    found = [command for page in PAGES for command in commands(page)]
+    found = [command for part in PARTS for command in commands(part.text)]
     run = set(filter(runs_here, found))
     assert {"holdfast ls runs/first", "holdfast run -n 4 -- python train.py"} <= run
     for pattern in NOT_HERE:
@@ -219,3 +222,16 @@ def test_the_concepts_name_every_package_and_error() -> None:
     }
     leaves = {error for error in public if error not in {each.__bases__[0] for each in public}}
     assert bases == {error.__name__: error.__bases__[0].__name__ for error in leaves}
+
+
+def test_addresses_of_before_lead_to_a_page_and_its_section(tmp_path: Path) -> None:
+    """A bookmark of the old site arrives where the text is now."""
+    write(tmp_path)
+    for old, target in MOVED.items():
+        name, _, section = target.partition("/#")
+        page = ROOT / "docs" / f"{name.rstrip('/')}.md"
+        headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+        slugs = {re.sub(r"[^a-z0-9]+", "-", each.lower()).strip("-") for each in headings}
+        assert section in {"", *slugs}, (old, target)
+        assert not (ROOT / "docs" / f"{old}.md").exists(), old
+        assert f"url=../{target}" in (tmp_path / old / "index.html").read_text()

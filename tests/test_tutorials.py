@@ -19,21 +19,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.doc_pages import BLOCK, PAGES, libraries_of, program_of
+from tests.support.doc_pages import BLOCK, parts, program_of
 from tests.support.paths import EXAMPLES, ROOT
 from tests.support.wheel import EmptyEnvironment, build_wheel
 
 _INSTALLING = 3  # commands: a virtual environment, its activation, pip install
-_MACHINES = ROOT / "docs" / "tutorial-machines.md"
+_TRAINER = ROOT / "docs" / "trainer.md"
 _HANG = ROOT / "docs" / "tutorial-hang.md"
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # What the second run prints: that it goes on, or that nothing is left to do.
 _AGAIN = {
     "README.md": "begins after step 30",
-    "tutorial-trainer.md": "step 20 is there: nothing is left to do",
 }
 # A training that goes on from its last step prints the same end again.
-_SAME_END = ("equinox.md", "flax-nnx.md", "grain.md", "index.md", "tutorial-policies.md")
+_SAME_END = ("libraries.md: Equinox", "libraries.md: grain", "index.md", "policies.md")
 
 _OWN_JOBS: dict[str, str] = {}
 
@@ -144,6 +143,11 @@ def _processes_of(job: subprocess.Popen[bytes], folder: Path) -> list[int]:
     return found
 
 
+def _libraries_of(*names: str) -> list[str]:
+    pages = [page for page in parts() if page.name in names or (not names and page.program)]
+    return sorted({library for page in pages for library in page.libraries})
+
+
 def _commands_of(page: Path) -> list[str]:
     return [
         line
@@ -155,10 +159,10 @@ def _commands_of(page: Path) -> list[str]:
 
 def _kill_one_of_a_job(place: Place, folder: Path) -> None:
     """Types what the page says: a job, of which process 1 is killed, Ctrl-C when it is back, the
-    same job again, and what is there.
+    same job as four processes, and what is there.
     """
-    (folder / "train.py").write_text(program_of(_MACHINES, "py"))
-    start, status, _, *looks = [line.split() for line in _commands_of(_MACHINES)]
+    (folder / "train.py").write_text(program_of(_TRAINER))
+    start, status, _, again, *looks = [line.split() for line in _commands_of(_TRAINER)]
     with Terminal(place, folder, *start) as job:
         job.read_until("process 1: step 12")
         pids = _processes_of(job.process, folder)
@@ -170,11 +174,11 @@ def _kill_one_of_a_job(place: Place, folder: Path) -> None:
         job.read_until("process 1: step 40")
         job.type("\x03")
         assert job.read_to_end() == 130, job.text
-    with Terminal(place, folder, *start) as job:
+    with Terminal(place, folder, *again) as job:
         job.read_until("resumed from step 4")
         job.type("\x03")
         assert job.read_to_end() == 130, job.text
-    for look in looks:  # holdfast ls, holdfast show
+    for look in looks:
         _typed(place, folder, *look)
 
 
@@ -189,8 +193,8 @@ def _hang(place: Place, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_from_nothing_to_several_machines(tmp_path: Path) -> None:
-    """A process is killed, and the job is back; it ends with Ctrl-C, and goes on."""
+def test_a_trainer_from_one_process_to_several(tmp_path: Path) -> None:
+    """A process is killed, and the job is back; it ends with Ctrl-C, and goes on with four."""
     _kill_one_of_a_job(Here(), tmp_path)
 
 
@@ -207,28 +211,26 @@ def test_the_pages_run_from_a_wheel(tmp_path: Path) -> None:
     all in one folder, twice.
     """
     wheel = build_wheel(tmp_path, timeout_s=600)
-    assert _INSTALLING + len(_commands_of(_MACHINES)) <= 8
+    assert _INSTALLING + len(_commands_of(_TRAINER)) <= 8
     began_s = time.monotonic()
     place = EmptyEnvironment(tmp_path)
-    place.install(wheel)
+    place.install(wheel, *_libraries_of("trainer.md"))
     installed_s = time.monotonic() - began_s
     folder = tmp_path / "folder"
     folder.mkdir()
     _kill_one_of_a_job(place, folder)
     took_s = time.monotonic() - began_s
     print(
-        f"from pip install to a job that is back: {_INSTALLING + len(_commands_of(_MACHINES))}"
+        f"from pip install to a job that is back: {_INSTALLING + len(_commands_of(_TRAINER))}"
         f" commands, {took_s:.0f} s, of which the installation {installed_s:.0f} s"
     )
     assert took_s < 600
     for _ in range(2):  # the second job goes on to the same step
         _hang(place, folder)
 
-    pages = [page for page in PAGES if program_of(page)]
-    libraries = sorted({library for page in pages for library in libraries_of(page)})
-    place.install(*(each.replace("holdfast-jax", str(wheel)) for each in libraries))
-    for page in pages:
-        (folder / "page.py").write_text(program_of(page))
+    place.install(*(each.replace("holdfast-jax", str(wheel)) for each in _libraries_of()))
+    for page in filter(lambda part: part.program, parts()):
+        (folder / "page.py").write_text(page.program)
         once, again = (_typed(place, folder, "python", "page.py") for _ in range(2))
         print(f"{page.name}: {again}")
         assert _AGAIN.get(page.name, "") in again

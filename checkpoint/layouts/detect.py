@@ -76,14 +76,14 @@ NOT_READ = {
     ),
     ".keras": (
         "it is Keras's own; load it with keras.saving.load_model, and save what it holds"
-        " (docs/keras.md)"
+        " (docs/libraries.md)"
     ),
     ".h5": "it is HDF5; load it with the library that wrote it, and save(path, tree)",
     ".npz": "it is numpy's; write save(path, dict(numpy.load(file))) once",
     ".npy": "it is numpy's; write save(path, numpy.load(file)) once",
     ".eqx": (
         "it is Equinox's; write save(path, equinox.tree_deserialise_leaves(file, like)) once"
-        " (docs/equinox.md)"
+        " (docs/libraries.md)"
     ),
 }
 # A file of flax.training.checkpoints is called so, without an ending.

@@ -3,23 +3,52 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.support.paths import ROOT
 
+# Pages whose sections have a program each.
+_BY_SECTION = {"libraries.md"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INSTALL = re.compile(r"pip install ([^`\n)]+)")
 _LIBRARY = re.compile(r"[A-Za-z][\w-]*(?:\[\w+\])?(?:[<>=]=?[\d.]+)?")
 
 
-def program_of(page: Path, *kinds: str) -> str:
-    """Returns the blocks of these kinds (those that run: ```python) in order, as one program."""
-    found = BLOCK.findall(page.read_text())
-    return "\n".join(block for kind, block in found if kind in (kinds or ("python",)))
+class Part(NamedTuple):
+    """A page, or a section with a program of its own."""
+
+    name: str
+    text: str
+
+    @property
+    def program(self) -> str:
+        """The blocks that run, ```python, in order, as one program."""
+        return _joined(self.text, "python")
+
+    @property
+    def libraries(self) -> list[str]:
+        """What readers are told to install by name."""
+        words = " ".join(_INSTALL.findall(self.text)).split()
+        return [word for word in (each.strip("\"'") for each in words) if _LIBRARY.fullmatch(word)]
 
 
-def libraries_of(page: Path) -> list[str]:
-    """Returns what a page tells its readers to install by name."""
-    words = " ".join(_INSTALL.findall(page.read_text())).split()
-    return [word for word in (each.strip("\"'") for each in words) if _LIBRARY.fullmatch(word)]
+def parts() -> Iterator[Part]:
+    """Yields the pages, those with several programs by section."""
+    for page in PAGES:
+        if page.name not in _BY_SECTION:
+            yield Part(page.name, page.read_text())
+            continue
+        for section in page.read_text().split("\n## ")[1:]:
+            yield Part(f"{page.name}: {section.splitlines()[0]}", section)
+
+
+def program_of(page: Path, kind: str = "python") -> str:
+    """Returns the blocks of this kind in a page in order, as one program."""
+    return _joined(page.read_text(), kind)
+
+
+def _joined(text: str, kind: str) -> str:
+    return "\n".join(block for found, block in BLOCK.findall(text) if found == kind)

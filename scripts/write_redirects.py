@@ -1,0 +1,40 @@
+"""Writes a page for each address that the site once had: it leads to where the text is now.
+
+python scripts/write_redirects.py site
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Pages of before, and the page (with its section) that took their text.
+MOVED = {
+    "beside-others": "from-orbax/",
+    "brax": "libraries/#brax",
+    "equinox": "libraries/#equinox",
+    "flax-nnx": "libraries/#flax-and-optax",
+    "grain": "libraries/#grain",
+    "keras": "libraries/#keras",
+    "tutorial-machines": "trainer/",
+    "tutorial-policies": "policies/",
+    "tutorial-trainer": "trainer/",
+}
+PAGE = """<!doctype html>
+<meta charset="utf-8">
+<meta http-equiv="refresh" content="0; url=../{target}">
+<link rel="canonical" href="../{target}">
+<a href="../{target}">This page has moved.</a>
+"""
+
+
+def write(site: Path) -> None:
+    """Writes the pages into a built site."""
+    for old, target in MOVED.items():
+        folder = site / old
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "index.html").write_text(PAGE.format(target=target))
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
