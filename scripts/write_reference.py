@@ -19,6 +19,9 @@ import click
 from holdfast.cli.entry import main as commands
 from holdfast.compat.orbax.refusals import refusal_of
 
+sys.path.insert(0, str(Path(__file__).parent))
+from reference_text import entry
+
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 100  # columns of a command's help
 NOTE = "<!-- Made by scripts/write_reference.py: change it there. -->\n\n"
@@ -153,19 +156,18 @@ def room_page(room: str) -> str:
         texts.append(f"\n## {topic}\n")
         for name in names:
             value = None if room in ELSEWHERE else getattr(module, name)
-            texts.append(entry(f"holdfast.{room}.{name}", value, room))
+            texts.append(room_entry(f"holdfast.{room}.{name}", value, room))
     return "".join(texts)
 
 
-def entry(path: str, value: Any, room: str) -> str:
-    """Returns the entry of one name."""
+def room_entry(path: str, value: Any, room: str) -> str:
+    """Returns the entry of one name of a room."""
     if room in ELSEWHERE:
         return f"\n- [{path}]({ELSEWHERE[room]})\n- [{path}.v1](compat-orbax-v1.md)\n"
+    name = path.rpartition(".")[2]
     if isinstance(value, types.ModuleType):
-        return f"\n### {path.rpartition('.')[2]}\n\n`{path}`. {first_line(value)}\n"
-    if not hasattr(value, "__module__") and not callable(value):
-        return f"\n### {path.rpartition('.')[2]}\n\n`{path} = {value!r}`\n"
-    return f"\n::: {path}\n"
+        return f"\n### {name}\n\n`{path}`. {first_line(value)}\n"
+    return entry(name, value)
 
 
 def first_line(module: Any) -> str:
@@ -202,12 +204,10 @@ def compat_entry(name: str, value: Any, level: int = 3) -> str:
         return f"{heading}`{name}` is any object.\n"
     if value is ...:
         return f"{heading}`{name} = ...`\n"
-    if not hasattr(value, "__qualname__"):
-        return f"{heading}`{name} = {value!r}`\n"
-    if value.__qualname__ != name:
-        return f"{heading}`{name}` is another name of `{value.__qualname__}`.\n"
-    options = "" if level == 3 else f"    options:\n      heading_level: {level}\n"
-    return f"\n::: {value.__module__}.{name}\n{options}"
+    qualname = getattr(value, "__qualname__", name)
+    if qualname != name:
+        return f"{heading}`{name}` is another name of `{qualname}`.\n"
+    return entry(name, value, level)
 
 
 def refused_names(members: Mapping[str, Any]) -> list[str]:
