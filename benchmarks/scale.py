@@ -21,6 +21,7 @@ import resource
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.plot import draw
 from holdfast.coordination.core import journal_codec
 from holdfast.coordination.core.machine import Machine
-from holdfast.coordination.task_bits import bits_of, bytes_of, name_of
+from holdfast.coordination.task_bits import bits_of, bytes_of
 from holdfast.multihost.group.ids import ProcessIds, packed
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.crowd import PROCESSES_PER_HOST, Crowd
@@ -135,11 +136,9 @@ def measure(count: int, counts_calls: bool) -> dict[str, dict[str, float]]:
         crowd.settle()
 
     def live() -> None:
-        bits = bytes_of(bits_of(range(count)))
-        crowd.call(0, "NameParticipants", session_pb2.NameParticipantsRequest(bits=bits))
+        bits = zlib.compress(bytes_of(bits_of(range(count))))
         alive = coordination_pb2.GetAliveTasksRequest()
-        name = name_of(bits)
-        crowd.call_all("GetAliveTasks", lambda _: alive, participants=name, brief=True)
+        crowd.call_all("GetAliveTasks", lambda _: alive, participants=bits, brief=True)
         crowd.settle()
 
     def preemption() -> None:

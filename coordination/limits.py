@@ -46,7 +46,7 @@ class Limits:
     the largest job, at about 300 bytes a member.
     """
     participants: int = 1_048_576
-    """Members, in all, of the sets of processes that calls name by a hash, at about 60 bytes a
+    """Members, in all, of the sets of processes that calls send as bits, at about 60 bytes a
     member: 256 sets of 4,096.
     """
     waiters_per_task: int = 10_000

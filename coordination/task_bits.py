@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 
 
@@ -30,8 +29,3 @@ def bits_from(travelled: bytes) -> int:
 def tasks_of(bits: int) -> frozenset[int]:
     """Returns the tasks whose bits are set."""
     return frozenset(task_id for task_id, digit in enumerate(reversed(f"{bits:b}")) if digit == "1")
-
-
-def name_of(travelled: bytes) -> bytes:
-    """Returns the hash by which calls name a set, of its bits as they travel."""
-    return hashlib.sha256(travelled).digest()

@@ -289,16 +289,6 @@ class SetKeysResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class NameParticipantsRequest(_message.Message):
-    __slots__ = ("bits",)
-    BITS_FIELD_NUMBER: _ClassVar[int]
-    bits: bytes
-    def __init__(self, bits: _Optional[bytes] = ...) -> None: ...
-
-class NameParticipantsResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
 class ReportErrorRequest(_message.Message):
     __slots__ = ("error_code", "error_message")
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]

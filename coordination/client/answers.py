@@ -41,7 +41,7 @@ METHODS = {
     name: Method(getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")) for name in _METHODS
 } | {
     name: Method(getattr(spb, f"{name}Request"), getattr(spb, f"{name}Response"))
-    for name in ("NameParticipants", "Report", "ReportError", "SetKeys", "Stacks")
+    for name in ("Report", "ReportError", "SetKeys", "Stacks")
 }
 
 _GATHERINGS = {

@@ -11,6 +11,7 @@ import contextlib
 import socket
 import threading
 import warnings
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +25,7 @@ from ..errors import BarrierTimeout, CoordinationError
 from ..limits import Limits
 from ..names import on_the_wire
 from ..settings import JobIdentity, Timeouts
-from ..task_bits import bits_of, bytes_of, name_of
+from ..task_bits import bits_of, bytes_of
 from .answers import barrier_counter
 from .connection import Connection
 from .processes import ProcessInfo, ProcessWatch
@@ -37,9 +38,6 @@ service, too, and begins anew.
 
 _MOST_LISTED = 64
 """Processes that a call lists one by one."""
-
-_MOST_NAMINGS = 4
-"""How often a set of processes is named for one call: services are restarted, and forget sets."""
 
 
 class CoordinationClient:
@@ -469,36 +467,13 @@ class CoordinationClient:
     def _call_among(
         self, method: str, request: Any, process_ids: Sequence[int], deadline: Deadline
     ) -> Any:
-        """Makes a call about processes: they are listed, or, where they are many, named once and
-        then meant by their hash.
-        """
-        grace_s = ANSWER_GRACE_S
-        bits = self._bits_of_many(process_ids)
-        if bits is None:
-            if process_ids:
-                request.task_ids[:] = process_ids
-            return self._connection.call(method, request, deadline, grace_s=grace_s)
-        for _ in range(_MOST_NAMINGS):
-            try:
-                return self._connection.call(
-                    method, request, deadline, grace_s=grace_s, participants=name_of(bits)
-                )
-            except CoordinationError as error:
-                if error.code != "NOT_FOUND":
-                    raise
-                failure = error
-            naming = spb.NameParticipantsRequest(bits=bits)
-            self._connection.call("NameParticipants", naming, deadline, grace_s=grace_s)
-        raise failure
-
-    def _bits_of_many(self, process_ids: Sequence[int]) -> bytes | None:
-        """Returns a set as bits; None for a small one, and for what the service has to refuse."""
-        if len(process_ids) <= _MOST_LISTED:
-            return None
-        named = frozenset(process_ids)
-        if len(named) < len(process_ids) or min(named) < 0 or max(named) >= Limits().tasks:
-            return None
-        return bytes_of(bits_of(named))
+        """Makes a call about processes: they are listed, or sent as bits where they are many."""
+        participants = _packed(process_ids)
+        if process_ids and not participants:
+            request.task_ids[:] = process_ids
+        return self._connection.call(
+            method, request, deadline, grace_s=ANSWER_GRACE_S, participants=participants
+        )
 
     def _call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
         return self._connection.call(method, request, self._deadline(timeout_s))
@@ -506,6 +481,16 @@ class CoordinationClient:
     def _deadline(self, timeout_s: float | None) -> Deadline:
         most_s = self._timeouts.rpc_s
         return Deadline(most_s if timeout_s is None else min(timeout_s, most_s))
+
+
+def _packed(process_ids: Sequence[int]) -> bytes:
+    """Returns many processes as deflated bits; b"" for a few, and for what the service refuses."""
+    if len(process_ids) <= _MOST_LISTED:
+        return b""
+    named = frozenset(process_ids)
+    if len(named) < len(process_ids) or min(named) < 0 or max(named) >= Limits().tasks:
+        return b""
+    return zlib.compress(bytes_of(bits_of(named)))
 
 
 def _check(**arguments: tuple[object, type]) -> None:

@@ -22,7 +22,6 @@ IDEMPOTENT = frozenset(
         "DeleteKeyValue",
         "Barrier",  # the same counter joins, or replays the result
         "CancelBarrier",
-        "NameParticipants",
         "SetKeys",
     }
 )

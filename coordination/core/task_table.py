@@ -14,13 +14,14 @@ only a new life of its task does.
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from ..limits import Limits
-from ..task_bits import bits_from, name_of, tasks_of
+from ..task_bits import bits_from, tasks_of
 from .events import EventLog
 from .status import LEFT, MAX_NAMED, Code, Missing, Status, TaskProgress
 from .step_rate import StepRate
@@ -329,36 +330,45 @@ class TaskTable:
         return [task for task in self.tasks if task.version > version]
 
 
+class ParticipantsError(Exception):
+    """Says that what a call sends is no set of processes."""
+
+
 class Participants:
-    """The sets of tasks that calls name by a hash: a list of 16,384 numbers in each of 16,384 calls
-    would be 500 MB. They are held within a bound on their members: the one unused for longest goes
-    first, and who uses it names it again.
+    """The sets of processes that calls send as bits, each held once: parts of the machine know a
+    set by identity. The one unused for longest goes first.
     """
 
     def __init__(self, limits: Limits, everyone: frozenset[int]) -> None:
-        self._most_members = limits.participants
+        self._limits = limits
         self._everyone = everyone
         self._sets: OrderedDict[bytes, frozenset[int]] = OrderedDict()
-        self._members = 0
+        self._held = 0  # members, and bytes of bits
 
-    def name(self, bits: bytes) -> None:
-        """Keeps a set."""
-        name = name_of(bits)
-        if name in self._sets:
-            return
-        # Bits beyond the job's would be a number as long as the message.
-        named = tasks_of(bits_from(bits[: len(self._everyone) // 8 + 1]))
-        if named == self._everyone:
-            named = self._everyone  # the one that other parts know by identity
-        self._sets[name] = named
-        self._members += len(named)
-        while self._members > self._most_members and len(self._sets) > 1:
-            _, oldest = self._sets.popitem(last=False)
-            self._members -= len(oldest)
-
-    def get(self, name: bytes) -> frozenset[int] | None:
-        """Returns the set of a name, the same object each time; None where nobody has named it."""
-        named = self._sets.get(name)
+    def of(self, packed: bytes) -> frozenset[int]:
+        """Returns a set, the same object each time. Raises ParticipantsError for what is none."""
+        named = self._sets.get(packed)
         if named is not None:
-            self._sets.move_to_end(name)
+            self._sets.move_to_end(packed)
+            return named
+        named = self._read(packed)
+        self._sets[packed] = named
+        self._held += len(named) + len(packed)
+        while self._held > self._limits.participants and len(self._sets) > 1:
+            unused, members = self._sets.popitem(last=False)
+            self._held -= len(members) + len(unused)
         return named
+
+    def _read(self, packed: bytes) -> frozenset[int]:
+        inflated = zlib.decompressobj()
+        try:
+            bits = inflated.decompress(packed, self._limits.tasks // 8)
+        except zlib.error as error:
+            raise ParticipantsError(f"participants: {error}; expected deflated bits") from None
+        if not inflated.eof:
+            most = self._limits.tasks
+            raise ParticipantsError(
+                f"participants: expected bits of at most {most} tasks, deflated"
+            )
+        named = tasks_of(bits_from(bits))
+        return self._everyone if named == self._everyone else named

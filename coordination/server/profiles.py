@@ -32,7 +32,7 @@ class Caller(NamedTuple):
     deadline: float = math.inf
     depends_on: frozenset[int] = frozenset()
     number: int = 0  # of the call, in each sending of it; 0: it is sent once
-    participants: frozenset[int] | None = None  # that the call names by a hash
+    participants: bytes = b""  # many, as bits
     brief: bool = False  # what the Session knows already may be left out of the reply
 
 
@@ -193,11 +193,7 @@ def _barrier(call: Call) -> None:
 
 def _arrive(call: Call, task_ids: Sequence[int]) -> None:
     machine, handle, request, caller, now = call
-    named = caller.participants
-    twice = False
-    if named is None:
-        named = frozenset(task_ids) if task_ids else _NOBODY
-        twice = len(named) != len(task_ids)
+    named = _participants(call, task_ids)
     arrival = Arrival(
         handle,
         caller.task_id,
@@ -207,7 +203,15 @@ def _arrive(call: Call, task_ids: Sequence[int]) -> None:
         deadline=now + request.barrier_timeout_in_ms / 1000,
         participants=named,
     )
-    machine.barrier(arrival, now, twice=twice)
+    machine.barrier(arrival, now, twice=bool(task_ids) and len(named) != len(task_ids))
+
+
+def _participants(call: Call, task_ids: Sequence[int]) -> frozenset[int]:
+    """Returns the set of processes that a call is about."""
+    packed = call.caller.participants
+    if packed:
+        return call.machine.participants.of(packed)
+    return frozenset(task_ids) if task_ids else _NOBODY
 
 
 def _cancel_barrier(call: Call) -> None:
@@ -228,7 +232,7 @@ def _ask_who_lives(call: Call, task_ids: Sequence[int]) -> None:
     call.machine.liveness.arrive(
         call.handle,
         caller.task_id,
-        caller.participants or frozenset(task_ids),
+        _participants(call, task_ids),
         call.now,
         deadline=caller.deadline,
         sending=sending,

@@ -15,7 +15,7 @@ from holdfast.proto import coordination_pb2, session_pb2
 
 from ..core.machine import Machine
 from ..core.status import Code, Completion, Missing, Status, clip
-from ..core.task_table import Task, TaskTable
+from ..core.task_table import ParticipantsError, Task, TaskTable
 from ..limits import Config, Limits
 from ..names import MISSING_TYPE, REPORT_AGAIN
 from ..task_bits import bytes_of
@@ -217,9 +217,6 @@ def _frame(reply: session_pb2.Reply) -> bytes:
 
 
 _FAILURE = "failure"
-_UNNAMED = Status(
-    Code.NOT_FOUND, "nobody has named these participants here: call NameParticipants first"
-)
 
 
 def _failure(machine: Machine, status: Status) -> bytes:
@@ -439,19 +436,14 @@ class SessionStreams:
             deadline,
             depends_on=depends_on,
             number=request.number,
+            participants=request.participants,
+            brief=request.brief,
         )
-        name = request.participants
-        participants = self._machine.participants.get(name) if name else None
-        if name or request.brief:
-            caller = caller._replace(participants=participants, brief=request.brief)
         number = request.id
         call = SessionCall(session, number, rpc, caller)
         if (sentence := session.count(self._machine.config.limits, now)) is not None:
             status = Status(Code.RESOURCE_EXHAUSTED, sentence)
             call.answer(self._machine, Completion(call, None, status))
-            return
-        if name and participants is None:
-            call.answer(self._machine, Completion(call, None, _UNNAMED))
             return
         # Before it runs: an answer that comes at once takes it out again.
         session.calls[number] = call
@@ -463,6 +455,8 @@ class SessionStreams:
         except DecodeError:
             sentence = f"{request.method}: the body is not a message of this method"
             self._machine.completions.fail(call, Status(Code.INVALID_ARGUMENT, sentence))
+        except ParticipantsError as error:
+            self._machine.completions.fail(call, Status(Code.INVALID_ARGUMENT, str(error)))
         except Exception as error:
             self._machine.completions.fail(call, self._defects.note(request.method[:100], error))
 
@@ -482,10 +476,6 @@ class SessionStreams:
             machine.report_error(call, task_id, error.error_code, error.error_message, now=now)
         elif request.method == "GetStatus":
             machine.completions.succeed(call, self._job_status().SerializeToString())
-        elif request.method == "NameParticipants":
-            named = session_pb2.NameParticipantsRequest.FromString(request.body)
-            machine.participants.name(named.bits)
-            machine.completions.succeed(call)
         elif request.method == "SetKeys":
             entries = session_pb2.SetKeysRequest.FromString(request.body).entries
             machine.keys.set_many(call, [(entry.key, entry.value) for entry in entries])

@@ -1,11 +1,11 @@
-"""Sets of tasks as bits: there and back, on the wire, and by name."""
+"""Sets of tasks as bits: there and back, and on the wire."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.task_bits import bits_from, bits_of, bytes_of, name_of, tasks_of
+from holdfast.coordination.task_bits import bits_from, bits_of, bytes_of, tasks_of
 
 
 @given(st.frozensets(st.integers(0, 20_000), max_size=40))
@@ -14,7 +14,6 @@ def test_a_set_comes_back(tasks: frozenset[int]) -> None:
     bits = bits_of(tasks)
     assert tasks_of(bits) == tasks and bits.bit_count() == len(tasks)
     assert bits_from(bytes_of(bits)) == bits
-    assert name_of(bytes_of(bits)) == name_of(bytes_of(bits_of(sorted(tasks)[::-1])))
 
 
 def test_a_set_of_16384_has_2_kib() -> None:

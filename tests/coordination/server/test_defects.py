@@ -35,7 +35,6 @@ _OWN: dict[str, Any] = {
     REPORT_AGAIN: session_pb2.ReportRequest,
     "ReportError": session_pb2.ReportErrorRequest,
     "GetStatus": session_pb2.StatusRequest,
-    "NameParticipants": session_pb2.NameParticipantsRequest,
     "SetKeys": session_pb2.SetKeysRequest,
     "Stacks": session_pb2.StacksRequest,
 }

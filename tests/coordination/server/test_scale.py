@@ -14,7 +14,7 @@ from holdfast.coordination.core.status import MAX_NAMED
 from holdfast.coordination.errors import BarrierTimeout
 from holdfast.coordination.limits import Limits
 from holdfast.coordination.server.sessions import DELTA_INTERVAL_S
-from holdfast.coordination.task_bits import bits_of, bytes_of, name_of
+from holdfast.coordination.task_bits import bits_of, bytes_of
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.crowd import Crowd, CrowdStream
 
@@ -148,24 +148,38 @@ def test_whoever_comes_late_to_a_timed_out_barrier_hears_the_same(crowd: Crowd) 
     assert crowd.wire.take_counts()[0] < 3_600 * COUNT // 2
 
 
-def test_a_large_set_of_participants_is_named_once(crowd: Crowd) -> None:
-    """One that nobody has named is NOT_FOUND; a named one is one object to the machine, and all
-    calls with its hash get their answer.
-    """
-    bits = bytes_of(bits_of(range(COUNT)))
-    alive = coordination_pb2.GetAliveTasksRequest()
-    crowd.call(0, "GetAliveTasks", alive, participants=name_of(b"?"))
+def packed(task_ids: range) -> bytes:
+    """Returns a set as a request has it."""
+    return zlib.compress(bytes_of(bits_of(task_ids)))
+
+
+@pytest.mark.parametrize(
+    "bits",
+    [b"?", zlib.compress(bytes(Limits().tasks))],
+    ids=["no bits", "more than a job has"],
+)
+def test_participants_that_are_none_are_refused(crowd: Crowd, bits: bytes) -> None:
+    """INVALID_ARGUMENT, for a set that cannot be read or has no end; the Session stays."""
+    crowd.call(0, "GetAliveTasks", coordination_pb2.GetAliveTasksRequest(), participants=bits)
     crowd.wire.deliver()
-    assert crowd.streams[0].frame().reply.code == 5
-    crowd.call(0, "NameParticipants", session_pb2.NameParticipantsRequest(bits=bits))
-    crowd.call_all("GetAliveTasks", lambda _: alive, participants=name_of(bits))
+    reply = crowd.streams[0].frame().reply
+    assert reply.code == 3 and "participants: " in reply.message
+
+
+def test_a_large_set_of_participants_is_one_object(crowd: Crowd) -> None:
+    """All calls with its bits get their answer, and compare no sets."""
+    alive = coordination_pb2.GetAliveTasksRequest()
+    crowd.call_all("GetAliveTasks", lambda _: alive, participants=packed(range(COUNT)))
     crowd.wire.deliver()
     reply = crowd.streams[3].frame().reply
     answer = coordination_pb2.GetAliveTasksResponse.FromString(reply.body)
     assert list(answer.alive_task_ids) == [
         task.task_id for task in crowd.machine.task_table.tasks if task.state == 3
     ]
-    assert crowd.machine.participants.get(name_of(bits)) is crowd.machine.task_table.everyone
+    everyone = crowd.machine.task_table.everyone
+    assert crowd.machine.participants.of(packed(range(COUNT))) is everyone
+    some = packed(range(1, COUNT))
+    assert crowd.machine.participants.of(some) is crowd.machine.participants.of(some)
 
 
 class Resolver:
@@ -191,12 +205,9 @@ class Resolver:
 
 def ask_who_lives(crowd: Crowd, who: range, brief: bool) -> tuple[int, int]:
     """Has all of a set ask who of it lives; returns the bytes and messages of the replies."""
-    bits = bytes_of(bits_of(who))
-    crowd.call(who[0], "NameParticipants", session_pb2.NameParticipantsRequest(bits=bits))
-    crowd.wire.deliver()
     crowd.wire.take_counts()
     alive = coordination_pb2.GetAliveTasksRequest()
-    crowd.call_all("GetAliveTasks", lambda _: alive, who, participants=name_of(bits), brief=brief)
+    crowd.call_all("GetAliveTasks", lambda _: alive, who, participants=packed(who), brief=brief)
     crowd.wire.deliver()
     return crowd.wire.take_counts()
 
@@ -227,16 +238,14 @@ def test_who_asks_who_lives_before_its_first_delta_gets_the_table_once() -> None
     """
     crowd = Crowd(COUNT, heartbeat_timeout_s=10_000.0)
     crowd.gather()
-    bits = bytes_of(bits_of(range(COUNT)))
-    crowd.call(0, "NameParticipants", session_pb2.NameParticipantsRequest(bits=bits))
-    crowd.wire.deliver()
     crowd.wire.take_counts()
     crowd.streams = [CrowdStream(crowd.wire, crowd.turns) for _ in range(COUNT)]
     resolver = Resolver(crowd.streams[5])
     for process_id, stream in enumerate(crowd.streams):
         crowd.open(process_id, stream)
     alive = coordination_pb2.GetAliveTasksRequest()
-    crowd.call_all("GetAliveTasks", lambda _: alive, participants=name_of(bits), brief=True)
+    bits = packed(range(COUNT))
+    crowd.call_all("GetAliveTasks", lambda _: alive, participants=bits, brief=True)
     crowd.settle()
     sent_bytes, messages = crowd.wire.take_counts()
     assert messages == 3 * COUNT  # it is open, the table, the reply
