@@ -26,7 +26,7 @@ from tests.support.paths import ROOT
 
 # They need what `make slow` alone installs.
 SLOW = {"libraries.md: Brax", "libraries.md: Keras"}
-WITH_A_JOB = {"trainer.md", "tutorial-hang.md"}  # tests/test_tutorials.py types their commands
+WITH_A_JOB = {"trainer.md", "hangs.md"}  # tests/test_tutorials.py types their commands
 PARTS = list(parts())
 _OTHERS = re.compile(r"^(?:import|from) (brax|grain|keras)\b", re.MULTILINE)
 _TEST = re.compile(r"tests/[a-z_/]*test_[a-z_]+\.py")

@@ -25,7 +25,7 @@ from tests.support.wheel import EmptyEnvironment, build_wheel
 
 _INSTALLING = 3  # commands: a virtual environment, its activation, pip install
 _TRAINER = ROOT / "docs" / "trainer.md"
-_HANG = ROOT / "docs" / "tutorial-hang.md"
+_HANG = ROOT / "docs" / "hangs.md"
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # What the second run prints: that it goes on, or that nothing is left to do.
 _AGAIN = {
@@ -185,7 +185,7 @@ def _kill_one_of_a_job(place: Place, folder: Path) -> None:
 def _hang(place: Place, folder: Path) -> None:
     """Runs a job that hangs: its log names the process, the function and the line."""
     (folder / "hang.py").write_text(program_of(_HANG, "py"))
-    (start,) = _commands_of(_HANG)
+    start, *_ = _commands_of(_HANG)
     with Terminal(place, folder, *start.split()) as job:
         code = job.read_to_end()
     assert code == 124, job.text

@@ -115,7 +115,7 @@ def _detect(environment: Mapping[str, str]) -> ClusterEnv:
     if detected is None:
         raise ValueError(
             "no launcher is found: expected the environment of srun, mpiexec, or a Kubernetes"
-            " Indexed Job (see docs/engines-*.md)"
+            " Indexed Job (see docs/running-jobs.md)"
         )
     return detected
 

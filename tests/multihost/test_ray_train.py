@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(290), pytest.mark.filterwarn
 if os.environ.get("CI") != "true":
     need("ray.train", "make slow-libraries")
 
-PAGE = ROOT / "docs" / "engines-ray.md"
+PAGE = ROOT / "docs" / "running-jobs.md"
 POD = {"ray.io/tpu-pod-type": "v4-16", "ray.io/tpu-topology": "2x2x2"}
 SLICES = [
     {"ray.io/tpu-slice-name": f"slice-{index}", "ray.io/tpu-worker-id": str(worker)} | POD

@@ -62,7 +62,7 @@ def earlier_attempts_are_over(trace: Trace) -> Broken:
 
 
 def the_exit_code_says_why(trace: Trace) -> Broken:
-    """The exit code is that of docs/engines-local.md: the first process that fails decides."""
+    """The exit code is that of docs/running-jobs.md: the first process that fails decides."""
     last = trace.last
     expected = {0} if last.state is State.FINISHED else _codes(list(trace.attempts())[-1])
     stopped = any(isinstance(step.event, Stop) for step in trace.steps)

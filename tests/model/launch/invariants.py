@@ -1,4 +1,4 @@
-"""What no life of a job may break: docs/engines-local.md and docs/guarantees.md as properties.
+"""What no life of a job may break: docs/running-jobs.md and docs/guarantees.md as properties.
 
 Each rule takes a trace, and yields a sentence for each place where the supervisor breaks it.
 """
