@@ -34,7 +34,8 @@ _WORD = re.compile(r"[\w@][\w@'./-]*")
 def default_pages() -> list[Path]:
     """Returns README, the pages of docs and the decisions."""
     folder = ROOT / "docs"
-    return [ROOT / "README.md", *sorted(folder.glob("*.md")), *sorted(folder.glob("adr/*.md"))]
+    pages = {*folder.glob("*.md")} - {folder / "index.md"}  # made of README
+    return [ROOT / "README.md", *sorted(pages), *sorted(folder.glob("adr/*.md"))]
 
 
 def paragraphs(text: str) -> Iterator[str]:

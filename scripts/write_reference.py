@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 import types
 from collections.abc import Mapping, Set
@@ -256,12 +257,23 @@ def filled(name: str, text: str) -> str:
     return f"{before}{begin}{text}{end}{after}"
 
 
+def home_page(readme: str) -> str:
+    """Returns the site's first page: README, with links as they are seen from docs."""
+
+    def moved(link: re.Match[str]) -> str:
+        target = link[1]
+        return f"]({target[5:]})" if target.startswith("docs/") else f"](../{target})"
+
+    return NOTE + re.sub(r"\]\((?!https?://|#)([^)]+)\)", moved, readme)
+
+
 def pages() -> dict[str, str]:
     """Returns the text of each page that is made, by its name."""
     made = {
         "docs/cli.md": filled("docs/cli.md", commands_text()),
         "README.md": filled("README.md", FROM_THE_INDEX if PUBLISHED else FROM_THE_REPOSITORY),
     }
+    made["docs/index.md"] = home_page(made["README.md"])
     made |= {f"docs/api/{room}.md": room_page(room) for room in TOPICS}
     made |= {f"docs/api/{name}.md": compat_page(*paths) for name, paths in COMPAT.items()}
     return {

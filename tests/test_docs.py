@@ -30,7 +30,7 @@ WITH_A_JOB = {"trainer.md", "hangs.md"}  # tests/test_tutorials.py types their c
 PARTS = list(parts())
 _OTHERS = re.compile(r"^(?:import|from) (brax|grain|keras)\b", re.MULTILINE)
 _TEST = re.compile(r"tests/[a-z_/]*test_[a-z_]+\.py")
-_LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
+_LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]*)#?([^)\s]*)\)")
 _COMMAND = re.compile(r"^(?:export|holdfast|kill|make|mpirun|pip) [^:\n]*$", re.MULTILINE)
 _COMMENT = re.compile(r"\s+# .*$", re.MULTILINE)
 # Commands that do not run here, and why.
@@ -168,13 +168,21 @@ def test_the_commands_of_the_pages_are_found() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "adr").glob("*.md"))],
+    [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))],
     ids=lambda p: p.name,
 )
 def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
-    """Every relative link of a page names a file that exists."""
-    for target in _LINK.findall(page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    """Every relative link names a file that exists, and a section that is in it."""
+    for name, section in _LINK.findall(BLOCK.sub("", page.read_text())):
+        target = page.parent / name if name else page
+        assert target.exists(), f"{page.name} links to {name}"
+        assert section in {"", *_sections(target)}, f"{page.name} links to {name}#{section}"
+
+
+def _sections(page: Path) -> set[str]:
+    """Returns the anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
 @pytest.mark.parametrize(
@@ -230,8 +238,6 @@ def test_addresses_of_before_lead_to_a_page_and_its_section(tmp_path: Path) -> N
     for old, target in MOVED.items():
         name, _, section = target.partition("/#")
         page = ROOT / "docs" / f"{name.rstrip('/')}.md"
-        headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
-        slugs = {re.sub(r"[^a-z0-9]+", "-", each.lower()).strip("-") for each in headings}
-        assert section in {"", *slugs}, (old, target)
+        assert section in {"", *_sections(page)}, (old, target)
         assert not (ROOT / "docs" / f"{old}.md").exists(), old
         assert f"url=../{target}" in (tmp_path / old / "index.html").read_text()

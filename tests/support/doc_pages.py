@@ -11,7 +11,9 @@ from tests.support.paths import ROOT
 
 # Pages whose sections have a program each.
 _BY_SECTION = {"libraries.md"}
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# The site's first page is made of README.
+_FIRST = ROOT / "docs" / "index.md"
+PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {_FIRST})]
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INSTALL = re.compile(r"pip install ([^`\n)]+)")
 _LIBRARY = re.compile(r"[A-Za-z][\w-]*(?:\[\w+\])?(?:[<>=]=?[\d.]+)?")
