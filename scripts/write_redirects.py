@@ -10,6 +10,10 @@ from pathlib import Path
 
 # Pages of before, and the page (with its section) that took their text.
 MOVED = {
+    "add-a-layout": "extending/#a-layout",
+    "add-a-policy": "extending/#a-policy",
+    "add-a-store": "extending/#a-store",
+    "add-an-engine": "extending/#an-engine",
     "beside-others": "from-orbax/",
     "brax": "libraries/#brax",
     "engines-local": "running-jobs/#this-machine",
