@@ -24,6 +24,7 @@ MOVED = {
     "flax-nnx": "libraries/#flax-and-optax",
     "grain": "libraries/#grain",
     "keras": "libraries/#keras",
+    "survivors": "preemption/#survivors-stay",
     "tutorial-hang": "hangs/",
     "tutorial-machines": "trainer/",
     "tutorial-policies": "policies/",

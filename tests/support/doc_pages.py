@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tests.support.paths import ROOT
 
 # Pages whose sections have a program each.
-_BY_SECTION = {"extending.md", "libraries.md"}
+_BY_SECTION = {"extending.md", "libraries.md", "preemption.md"}
 # The site's first page is made of README.
 _FIRST = ROOT / "docs" / "index.md"
 PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {_FIRST})]
