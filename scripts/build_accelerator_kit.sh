@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the accelerator kit into an empty or new folder of this checkout: docs/accelerators.md.
+# Builds the accelerator kit into an empty or new folder of this checkout: benchmarks/accelerator/README.md.
 #
 #     scripts/build_accelerator_kit.sh FOLDER [PYTHON]
 #

@@ -1,4 +1,4 @@
-"""Writes the tables of Orbax's names, and what they are here, into docs/from-orbax.md: of all that
+"""Writes the tables of Orbax's names, and what they are here, into docs/orbax-names.md: of all that
 are public, and of those that the programs in orbax_clients.json use.
 
 The names are those of orbax.checkpoint and its v1. python scripts/list_orbax_names.py [FILE]
@@ -218,7 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    source = ROOT / "docs" / "from-orbax.md"
+    source = ROOT / "docs" / "orbax-names.md"
     parser.add_argument("file", nargs="?", type=Path, default=source, help="what is written")
     target: Path = parser.parse_args().file
     target.write_text(page(source.read_text()))

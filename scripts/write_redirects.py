@@ -10,6 +10,7 @@ from pathlib import Path
 
 # Pages of before, and the page (with its section) that took their text.
 MOVED = {
+    "accelerators": "how-we-know/#limits-of-this",
     "add-a-layout": "extending/#a-layout",
     "add-a-policy": "extending/#a-policy",
     "add-a-store": "extending/#a-store",

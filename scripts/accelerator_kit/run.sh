@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the accelerator kit on a machine with one GPU, without network: docs/accelerators.md.
+# Runs the accelerator kit on a machine with one GPU, without network: benchmarks/accelerator/README.md.
 #
 #     run.sh OUT [smoke]
 #

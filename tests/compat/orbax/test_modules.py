@@ -21,7 +21,7 @@ from tests.support.paths import ROOT, program
 
 def test_every_public_name_is_on_the_page(tmp_path: Path) -> None:
     """The script that goes through the installed Orbax finds a counterpart for each name;
-    docs/from-orbax.md is what it writes.
+    docs/orbax-names.md is what it writes.
     """
     command = [sys.executable, ROOT / "scripts" / "list_orbax_names.py", tmp_path / "page.md"]
     ran = subprocess.run(
@@ -33,7 +33,7 @@ def test_every_public_name_is_on_the_page(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     text = (tmp_path / "page.md").read_text()
-    assert text == (ROOT / "docs" / "from-orbax.md").read_text(), (
+    assert text == (ROOT / "docs" / "orbax-names.md").read_text(), (
         "run python scripts/list_orbax_names.py"
     )
     assert (
