@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import grpc
 import pytest
 
 from holdfast.coordination import ProcessLost
@@ -12,6 +13,7 @@ from holdfast.coordination.client.processes import ProcessWatch
 from holdfast.multihost import Health, ProcessHealth
 from holdfast.multihost.group.group_client import GroupClient
 from holdfast.multihost.liveness.health import failed_incarnations
+from holdfast.proto import coordination_pb2, session_pb2
 
 
 class PushedClient:
@@ -22,7 +24,18 @@ class PushedClient:
         self.watch_processes = self.watch.add
 
     def push(self, *tasks: TaskInfo) -> None:
-        self.watch._take(tasks, full=True)
+        self.watch.apply([_on_the_wire(task) for task in tasks], full=True)
+
+
+def _on_the_wire(process: TaskInfo) -> session_pb2.Task:
+    info = coordination_pb2.TaskInfo(
+        task_id=process.process_id,
+        state=coordination_pb2.TaskState.Value(process.state),
+        incarnation=process.incarnation,
+        error_code=grpc.StatusCode[process.code].value[0],
+        error_message=process.message,
+    )
+    return session_pb2.Task(info=info, host=process.host, pid=process.pid)
 
 
 class Listener:
