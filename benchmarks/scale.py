@@ -138,7 +138,7 @@ def measure(count: int, counts_calls: bool) -> dict[str, dict[str, float]]:
     def live() -> None:
         bits = zlib.compress(bytes_of(bits_of(range(count))))
         alive = coordination_pb2.GetAliveTasksRequest()
-        crowd.call_all("GetAliveTasks", lambda _: alive, participants=bits, brief=True)
+        crowd.call_all("GetAliveTasks", lambda _: alive, participants=bits)
         crowd.settle()
 
     def preemption() -> None:

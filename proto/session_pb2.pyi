@@ -71,7 +71,7 @@ class Opened(_message.Message):
     def __init__(self, service_incarnation: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ..., num_processes: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ..., coordinator: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "method", "body", "timeout_ms", "needs", "number", "participants", "brief")
+    __slots__ = ("id", "method", "body", "timeout_ms", "needs", "number", "participants")
     ID_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
@@ -79,7 +79,6 @@ class Request(_message.Message):
     NEEDS_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PARTICIPANTS_FIELD_NUMBER: _ClassVar[int]
-    BRIEF_FIELD_NUMBER: _ClassVar[int]
     id: int
     method: str
     body: bytes
@@ -87,8 +86,7 @@ class Request(_message.Message):
     needs: _containers.RepeatedScalarFieldContainer[int]
     number: int
     participants: bytes
-    brief: bool
-    def __init__(self, id: _Optional[int] = ..., method: _Optional[str] = ..., body: _Optional[bytes] = ..., timeout_ms: _Optional[int] = ..., needs: _Optional[_Iterable[int]] = ..., number: _Optional[int] = ..., participants: _Optional[bytes] = ..., brief: bool = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., method: _Optional[str] = ..., body: _Optional[bytes] = ..., timeout_ms: _Optional[int] = ..., needs: _Optional[_Iterable[int]] = ..., number: _Optional[int] = ..., participants: _Optional[bytes] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("id",)
@@ -97,7 +95,7 @@ class Cancel(_message.Message):
     def __init__(self, id: _Optional[int] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("id", "code", "message", "payloads", "body", "living")
+    __slots__ = ("id", "code", "message", "payloads", "body")
     class PayloadsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -110,24 +108,24 @@ class Reply(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
-    LIVING_FIELD_NUMBER: _ClassVar[int]
     id: int
     code: int
     message: str
     payloads: _containers.ScalarMap[str, bytes]
     body: bytes
-    living: Living
-    def __init__(self, id: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., payloads: _Optional[_Mapping[str, bytes]] = ..., body: _Optional[bytes] = ..., living: _Optional[_Union[Living, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., payloads: _Optional[_Mapping[str, bytes]] = ..., body: _Optional[bytes] = ...) -> None: ...
 
-class Living(_message.Message):
-    __slots__ = ("bits", "changed", "incarnations")
-    BITS_FIELD_NUMBER: _ClassVar[int]
-    CHANGED_FIELD_NUMBER: _ClassVar[int]
-    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
-    bits: bytes
-    changed: _containers.RepeatedScalarFieldContainer[int]
-    incarnations: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, bits: _Optional[bytes] = ..., changed: _Optional[_Iterable[int]] = ..., incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
+class LivingTasks(_message.Message):
+    __slots__ = ("packed",)
+    PACKED_FIELD_NUMBER: _ClassVar[int]
+    packed: bytes
+    def __init__(self, packed: _Optional[bytes] = ...) -> None: ...
+
+class Lives(_message.Message):
+    __slots__ = ("lives",)
+    LIVES_FIELD_NUMBER: _ClassVar[int]
+    lives: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lives: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("info", "host", "pid")

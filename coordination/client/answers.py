@@ -43,6 +43,7 @@ METHODS = {
     name: Method(getattr(spb, f"{name}Request"), getattr(spb, f"{name}Response"))
     for name in ("Report", "ReportError", "SetKeys", "Stacks")
 }
+METHODS["GetAliveTasks"] = Method(pb.GetAliveTasksRequest, spb.LivingTasks)
 
 _GATHERINGS = {
     pb.RegisterTaskRequest: "connect",

@@ -404,7 +404,8 @@ class CoordinationClient:
             if error.code == "DEADLINE_EXCEEDED":
                 raise _barrier_timeout("live", error) from error
             raise
-        return dict(zip(response.alive_task_ids, response.incarnations, strict=True))
+        lives = spb.Lives.FromString(zlib.decompress(response.packed)).lives
+        return {process_id: life for process_id, life in enumerate(lives) if life}
 
     def process_info(self) -> list[ProcessInfo]:
         """Returns all processes of the job, as the service sees them now."""

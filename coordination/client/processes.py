@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
 
-from ..task_bits import bits_from, tasks_of
 from .answers import status_name
 
 log = logging.getLogger("holdfast.coordination")
@@ -25,8 +24,8 @@ class ProcessInfo:
     """One process of the job. `state` is "UNINITIALIZED", "CONNECTED", "DISCONNECTED" or "ERROR";
     `code` and `message` are its error's.
 
-    `incarnation` changes when the process was restarted. `host` is "" and `pid` 0 where the service
-    does not know them.
+    `incarnation` counts the lives of the process: a restart is one more. `host` is "" and `pid` 0
+    where the service does not know them.
     """
 
     process_id: int
@@ -64,49 +63,6 @@ def tasks_in(delta: spb.Delta) -> Sequence[spb.Task]:
     if delta.packed:
         return spb.Tasks.FromString(zlib.decompress(delta.packed)).tasks
     return delta.tasks
-
-
-_MOST_UNREAD = 64
-"""Deltas that are kept as they came."""
-
-
-class ToldIncarnations:
-    """The incarnations that the Deltas of one stream have told. They are read when an answer about
-    the living comes, which names only what differs. One thread at a time calls it, in the order of
-    the stream.
-    """
-
-    def __init__(self) -> None:
-        self._unread: list[spb.Delta] = []
-        self._told: dict[int, int] = {}
-
-    def note(self, delta: spb.Delta) -> None:
-        """Takes a Delta."""
-        if delta.full:
-            self._unread.clear()
-        self._unread.append(delta)
-        if len(self._unread) > _MOST_UNREAD:
-            self._read()
-
-    def _read(self) -> None:
-        for delta in self._unread:
-            if delta.full:
-                self._told.clear()
-            for task in tasks_in(delta):
-                self._told[task.info.task_id] = task.info.incarnation
-        self._unread.clear()
-
-    def all_of(self, living: spb.Living) -> pb.GetAliveTasksResponse:
-        """Returns the whole answer. Raises KeyError for a process of which the stream has told
-        nothing.
-        """
-        self._read()
-        alive = sorted(tasks_of(bits_from(zlib.decompress(living.bits))))
-        changed = dict(zip(living.changed, living.incarnations, strict=True))
-        lives = [
-            changed[task_id] if task_id in changed else self._told[task_id] for task_id in alive
-        ]
-        return pb.GetAliveTasksResponse(alive_task_ids=alive, incarnations=lives)
 
 
 class ProcessWatch:

@@ -30,7 +30,6 @@ from ..names import REPORT_AGAIN
 from ..vitals import stacks
 from .answers import METHODS, make_error, status_name
 from .frame_transport import Metadata, open_frame_transport
-from .processes import ToldIncarnations
 
 _log = logging.getLogger("holdfast.coordination")
 
@@ -193,7 +192,6 @@ class SessionTransport:
             needs=depends_on,
             number=number,
             participants=participants,
-            brief=method == "GetAliveTasks",
         )
         reply = stream.ask(call, deadline)
         if reply.code:
@@ -246,7 +244,6 @@ class _SessionStream:
         self._lock = threading.Lock()
         self._waiting: dict[int, queue.SimpleQueue[spb.Reply | None]] = {}
         self._opened: queue.SimpleQueue[spb.Opened | None] = queue.SimpleQueue()
-        self._told = ToldIncarnations()
         self._over = False
         self._status: tuple[str, str] = ("UNAVAILABLE", "")
         self._frames = open_frame_transport(channel, metadata, self._take, self._ended)
@@ -337,26 +334,11 @@ class _SessionStream:
         if frame.HasField("reply"):
             reply = frame.reply
             if (inbox := self._waiting.get(reply.id)) is not None:
-                inbox.put(self._whole(reply) if reply.HasField("living") else reply)
+                inbox.put(reply)
         elif frame.HasField("opened"):
             self._opened.put(frame.opened)
         else:
-            if frame.HasField("delta"):
-                self._told.note(frame.delta)
             self._frames.later(lambda: self._owner.take(self, frame))
-
-    def _whole(self, reply: spb.Reply) -> spb.Reply:
-        """Returns a brief reply with its body. Called while it is known which Deltas came before
-        it.
-        """
-        try:
-            return spb.Reply(body=self._told.all_of(reply.living).SerializeToString())
-        except KeyError as error:
-            what = (
-                f"the coordinator says that process {error} lives, but has not said which life:"
-                " a defect of the coordinator"
-            )
-            return spb.Reply(code=grpc.StatusCode.INTERNAL.value[0], message=what)
 
     def end(self) -> None:
         """Ends the connection; the waiting calls then raise TransportError."""

@@ -123,6 +123,7 @@ _TASK_FIELDS = (
     "ended",
     "owner",
     "former",
+    "life",
     "agent_since",
     "session_since",
 )

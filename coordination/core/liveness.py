@@ -26,7 +26,7 @@ class Living(NamedTuple):
     """
 
     task_id: int
-    session: int
+    life: int
     agent: int
 
 

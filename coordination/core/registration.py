@@ -251,12 +251,13 @@ class Registration:
             self._lose(task, TaskState.DISCONNECTED, now)
         elif task.agent:
             self._replace(task.task_id, task.agent_since)
-        self._task_table.set_agent(task, incarnation)
-        if task.state is not TaskState.CONNECTED:
-            self._task_table.set_session(task, 0)
-            self._task_table.move(task, TaskState.CONNECTED, now)
-        else:
+        if task.state is TaskState.CONNECTED:
+            self._task_table.set_agent(task, incarnation)
             self._task_table.touch(task)
+        else:
+            self._task_table.set_session(task, 0)
+            self._task_table.set_agent(task, incarnation)
+            self._task_table.move(task, TaskState.CONNECTED, now)
 
     def time_out(self, wait: Wait, now: float) -> None:
         """Ends a wait with the names of those that have not come."""

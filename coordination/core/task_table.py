@@ -56,6 +56,7 @@ class Task:
     ended: str = ""  # how this life ended, where it left or a launcher saw it
     owner: str = ""  # in a secured service: a digest of the key that this task's calls hold
     version: int = 0  # of the table, when this task last changed
+    life: int = 0  # which life of the task this is; an agent and a Session beside it have one
     agent_since: int = 0  # the table's version when the agent came
     session_since: int = 0
     attached: bool = False  # its Session has a stream now
@@ -67,16 +68,10 @@ class Task:
     steps: StepRate = field(default_factory=StepRate, compare=False)  # not kept in a journal
 
     def incarnation(self, session: bool) -> int:
-        """Returns the incarnation as peers on the same kind of channel know it: a Session's, or an
-        agent's.
+        """Returns the incarnation as peers on the same kind of channel know it: Sessions know a
+        life by its number, agents by a random one.
         """
-        if session:
-            return self.session or self.agent
-        return self.agent or self.session
-
-    def told(self, incarnation: int, version: int) -> bool:
-        """Returns whether a Session that knows the table at `version` knows this incarnation."""
-        return self.version <= version and self.incarnation(session=True) == incarnation
+        return self.life if session else self.agent or self.session
 
     def heard(self, now: float) -> None:
         """Notes a sign of life."""
@@ -104,6 +99,7 @@ class Task:
 
     def begin_agent(self, incarnation: int, version: int) -> None:
         """Takes an agent, which came at a version of the table."""
+        self.life += not self.session
         self.agent = incarnation
         self.agent_since = version
 
@@ -113,6 +109,7 @@ class Task:
 
     def begin_session(self, incarnation: int, version: int) -> None:
         """Takes a Session, which came at a version of the table."""
+        self.life += not self.agent
         self.session = incarnation
         self.session_since = version
 

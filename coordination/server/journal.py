@@ -29,7 +29,7 @@ from ..limits import Config
 
 log = logging.getLogger("holdfast.coordination")
 
-FORMAT = "holdfast/journal/2"
+FORMAT = "holdfast/journal/3"
 
 _RETRY_S = 5.0  # between two attempts to write a new journal
 

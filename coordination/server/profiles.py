@@ -20,7 +20,6 @@ from ..core.machine import Machine
 from ..core.status import Code, Status
 from ..core.task_table import Task
 from ..names import BARRIER_ERROR_TYPE, MISMATCH_TYPE, PROFILE_A, PROFILE_B, SERVICE_ERROR_TYPE
-from ..task_bits import bits_of, bytes_of
 
 
 class Caller(NamedTuple):
@@ -33,7 +32,6 @@ class Caller(NamedTuple):
     depends_on: frozenset[int] = frozenset()
     number: int = 0  # of the call, in each sending of it; 0: it is sent once
     participants: bytes = b""  # many, as bits
-    brief: bool = False  # what the Session knows already may be left out of the reply
 
 
 _NOBODY: frozenset[int] = frozenset()
@@ -70,8 +68,7 @@ class Rpc:
     `registers`: the task is given to the caller. `lost`: a process that was given up is served,
     too; by such a call it learns that it is lost, or ends. `kept`: jaxlib's agents never take the
     call back, so where one goes away unanswered its process has most likely died. `shared`: many
-    calls get one value, which is encoded once. `encode_brief`: its reply to a Session that knows
-    the tasks at a version.
+    calls get one value, which is encoded once.
     """
 
     parse: Callable[[bytes], Any]
@@ -83,7 +80,6 @@ class Rpc:
     lost: bool = False
     kept: bool = False
     shared: bool = False
-    encode_brief: Callable[[Machine, Any, int], session_pb2.Reply] | None = None
 
 
 def encode_nothing(machine: Machine, value: Any, caller: Caller) -> bytes:
@@ -301,22 +297,15 @@ def _encode_barrier(machine: Machine, value: int, caller: Caller) -> bytes:
 
 
 def _encode_alive(machine: Machine, value: Sequence[Living], caller: Caller) -> bytes:
-    incarnations = [each.session if caller.session else each.agent for each in value]
+    if caller.session:
+        lives = [0] * len(machine.task_table)
+        for each in value:
+            lives[each.task_id] = each.life
+        packed = session_pb2.Lives(lives=lives).SerializeToString()
+        return session_pb2.LivingTasks(packed=zlib.compress(packed)).SerializeToString()
     return a.GetAliveTasksResponse(
-        alive_task_ids=[each.task_id for each in value], incarnations=incarnations
+        alive_task_ids=[each.task_id for each in value], incarnations=[each.agent for each in value]
     ).SerializeToString()
-
-
-def _living(machine: Machine, value: Sequence[Living], version: int) -> session_pb2.Reply:
-    bits = bits_of(each.task_id for each in value)
-    living = session_pb2.Living(bits=zlib.compress(bytes_of(bits)))
-    tasks = machine.task_table.tasks
-    for each in value:
-        # An answer that is given again may name a former life.
-        if not tasks[each.task_id].told(each.session, version):
-            living.changed.append(each.task_id)
-            living.incarnations.append(each.session)
-    return session_pb2.Reply(living=living)
 
 
 RPCS_A: dict[str, Rpc] = {
@@ -371,7 +360,6 @@ RPCS_A: dict[str, Rpc] = {
         _encode_alive,
         waits=True,
         shared=True,
-        encode_brief=_living,
     ),
     "ReportErrorToService": Rpc(
         a.ReportErrorToServiceRequest.FromString, _named, _report_error, encode_nothing

@@ -79,7 +79,6 @@ class Session:
     """A Session that a task has opened."""
 
     __slots__ = (
-        "_table",
         "calls",
         "frames",
         "incarnation",
@@ -90,11 +89,8 @@ class Session:
         "version",
     )
 
-    def __init__(
-        self, stream: SessionStream, task_id: int, incarnation: int, table: WholeTable
-    ) -> None:
+    def __init__(self, stream: SessionStream, task_id: int, incarnation: int) -> None:
         self.stream = stream
-        self._table = table
         self.task_id = task_id
         self.incarnation = incarnation
         self.version = -1
@@ -126,31 +122,6 @@ class Session:
         """Sends the changes of tasks up to a version."""
         self.version = version
         self.stream.write(b"", frame)
-
-    def ensure_table(self) -> None:
-        """Sends the table of tasks now, where none has been sent: what follows refers to it."""
-        if self.version < 0:
-            version, frame = self._table.latest()
-            self.write_delta(frame, version)
-
-
-class WholeTable:
-    """The table of tasks for Sessions that cannot wait for their first delta, encoded once for
-    many. It is up to _MOST_LISTED changes old: later frames name those.
-    """
-
-    def __init__(self, task_table: TaskTable) -> None:
-        self._task_table = task_table
-        self._version = -1
-        self._frame = b""
-
-    def latest(self) -> tuple[int, bytes]:
-        """Returns the version of the table, and its frame."""
-        version = self._task_table.version
-        if self._version < 0 or version - self._version > _MOST_LISTED:
-            self._frame = _delta_since(self._task_table, -1)
-            self._version = version
-        return self._version, self._frame
 
 
 class SessionCall:
@@ -195,16 +166,6 @@ class SessionCall:
     def _shared_body(self, machine: Machine, value: Any) -> bytes:
         rpc = self.rpc
         assert rpc is not None
-        encode_brief = rpc.encode_brief
-        if encode_brief is not None and self.caller.brief:
-            # A whole answer to each of those that have just opened would be N x N bytes.
-            self.session.ensure_table()
-            version = self.session.version
-            return machine.encodings.of(
-                (encode_brief, version),
-                value,
-                lambda: _frame(encode_brief(machine, value, version)),
-            )
         return machine.encodings.of(
             rpc.encode,
             value,
@@ -329,7 +290,6 @@ class SessionStreams:
         self._job_status = job_status
         self._defects = defects
         self._owners = owners
-        self._table = WholeTable(machine.task_table)
         self._sessions: dict[int, Session] = {}
         self._sent_version = 0
         self._send_at = math.inf
@@ -385,7 +345,7 @@ class SessionStreams:
         if older is not None:
             sentence = f"process {opening.process_id} has opened another Session"
             self.end(older.stream, Code.ABORTED, sentence)
-        session = Session(stream, opening.process_id, opening.incarnation, self._table)
+        session = Session(stream, opening.process_id, opening.incarnation)
         stream.bind(session)
         self._sessions[session.task_id] = session
         config = self._machine.config
@@ -437,7 +397,6 @@ class SessionStreams:
             depends_on=depends_on,
             number=request.number,
             participants=request.participants,
-            brief=request.brief,
         )
         number = request.id
         call = SessionCall(session, number, rpc, caller)

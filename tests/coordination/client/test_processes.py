@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +14,8 @@ from holdfast.coordination.client import processes
 from holdfast.coordination.client.processes import (
     ProcessInfo,
     ProcessWatch,
-    ToldIncarnations,
     process_info,
 )
-from holdfast.coordination.task_bits import bits_of, bytes_of
 from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
 
@@ -149,29 +146,3 @@ def test_while_nobody_wants_them_processes_are_not_read(monkeypatch: pytest.Monk
     seen = list[Sequence[ProcessInfo]]()
     watch.add(seen.append)
     assert read == 1_000 and len(seen[-1]) == 1_000
-
-
-def living(task_ids: Sequence[int], changed: dict[int, int]) -> spb.Living:
-    return spb.Living(
-        bits=zlib.compress(bytes_of(bits_of(task_ids))),
-        changed=changed.keys(),
-        incarnations=changed.values(),
-    )
-
-
-def test_the_living_are_named_by_what_the_stream_has_told() -> None:
-    """More Deltas than are kept as they came, packed ones among them: the last word about each
-    process counts, and before it what the answer itself says. A full one begins anew.
-    """
-    told = ToldIncarnations()
-    told.note(spb.Delta(full=True, tasks=[task(number) for number in range(4)]))
-    for life in range(2, 101):
-        packed = spb.Tasks(tasks=[task(2, incarnation=life)]).SerializeToString()
-        told.note(spb.Delta(packed=zlib.compress(packed)))
-    answer = told.all_of(living([0, 2, 3], {3: 7}))
-    assert list(answer.alive_task_ids) == [0, 2, 3]
-    assert list(answer.incarnations) == [1, 100, 7]
-    told.note(spb.Delta(full=True, tasks=[task(0, incarnation=5)]))
-    assert list(told.all_of(living([0], {})).incarnations) == [5]
-    with pytest.raises(KeyError, match="2"):
-        told.all_of(living([2], {}))

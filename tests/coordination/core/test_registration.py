@@ -165,6 +165,28 @@ def test_a_new_life_ends_the_former_one() -> None:
     )
 
 
+def test_lives_are_numbered() -> None:
+    """A Session and an agent beside it are one life, whichever came first, and so is another agent
+    in the agent's place. What comes after a loss, a leaving or a restart is the next one.
+    """
+    driver = Driver(1, recoverable=True, sessions=False)
+    task = driver.machine.task_table.tasks[0]
+    driver.register(0, 50)
+    assert driver.open(0) is None and driver.open(0) is None
+    driver.register(0, 51)
+    assert task.life == 1 and task.agent == 51
+    assert driver.open(0, life=2) is None
+    assert task.life == 2
+    driver.machine.report_exit(0, -9, driver.now)
+    driver.register(0, 52)
+    assert task.life == 3
+    driver.make(lambda call: driver.machine.shut_down(call, 0, False, driver.now))
+    assert driver.open(0, life=4) is None
+    assert task.life == 4
+    driver.register(0, 53)
+    assert task.life == 4
+
+
 def test_before_gathering_anybody_may_come_again() -> None:
     """A process that dies while others have yet to come is no error, though the job is not
     recoverable.

@@ -162,13 +162,13 @@ def test_profile_b_must_have_registered(method: str) -> None:
 
 
 def test_each_channel_knows_tasks_by_its_own_incarnations() -> None:
-    """A task with both channels has the agent's to agents and the Session's to Sessions; with one,
-    that one to all.
+    """Agents know the agent's, or the Session's where there is no agent; Sessions the life's
+    number.
     """
-    both = Task(0, agent=5, session=6)
-    agent = Task(1, agent=5)
-    session = Task(2, session=6)
-    assert [task.incarnation(session=True) for task in (both, agent, session)] == [6, 5, 6]
+    both = Task(0, agent=5, session=6, life=2)
+    agent = Task(1, agent=5, life=1)
+    session = Task(2, session=6, life=3)
+    assert [task.incarnation(session=True) for task in (both, agent, session)] == [2, 1, 3]
     assert [task.incarnation(session=False) for task in (both, agent, session)] == [5, 5, 6]
 
 
