@@ -25,6 +25,7 @@ MOVED = {
     "flax-nnx": "libraries/#flax-and-optax",
     "grain": "libraries/#grain",
     "keras": "libraries/#keras",
+    "operators": "reading/",
     "survivors": "preemption/#survivors-stay",
     "tutorial-hang": "hangs/",
     "tutorial-machines": "trainer/",
