@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict
@@ -59,6 +60,7 @@ SAME_PRESS_S = 0.3
 """A Ctrl-C that comes so soon after another is the same one."""
 
 _MOST_EVENTS = 5000  # of all attempts together
+NOT_STARTED = 127  # the exit code of a process that could not be started
 _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # the latter from a shell
 
 
@@ -73,7 +75,11 @@ class BaseEngine(Engine):
     def __init__(self, output: Output, policy: RestartPolicy) -> None:
         self._output = output
         self._policy = policy
-        self._queue: queue.SimpleQueue[Event | signal.Signals | Stuck] = queue.SimpleQueue()
+        # What is called runs on the loop's thread, and returns events.
+        self._queue: queue.SimpleQueue[Event | Stuck | Callable[[], Sequence[Event]]]
+        self._queue = queue.SimpleQueue()
+        self._attempt = 0
+        self._to_start: set[int] = set()  # those of this attempt whose start was ordered
         self._watch: ProgressWatch | None = None
         self._explaining = threading.Lock()
         self._explained: ProgressWatch | None = None
@@ -95,28 +101,49 @@ class BaseEngine(Engine):
         self._stuck: set[int] = set()  # those that were ended, likewise
 
     def carry_out(self, action: Action) -> None:
+        try:
+            self._carry_out(action)
+        except Exception:
+            self._call_off(None, NOT_STARTED)
+            raise
+
+    def _carry_out(self, action: Action) -> None:
         match action:
             case Reserve():
+                self._attempt = action.attempt
                 self._reserve(action)
             case Launch():
+                self._attempt = action.attempt
+                self._to_start = set(range(action.num_processes))
                 self._launch(action.attempt, action.num_processes)
             case Notify():
                 if self._watch is not None:
                     # Its signal alone says no more than SIGTERM.
                     self._watch.give_notice("Ctrl-C" if action.why == "SIGINT" else action.why)
+                self._call_off(None, -signal.SIGTERM)
                 self._notify(action)
             case Terminate():
                 self._terminate(processes=action.processes)
             case Kill():
-                self._kill(action.processes)
+                self._end(action.processes)
             case Release():
                 self._release()
             case PrepareNext():
                 self._prepare(action)
             case Rejoin():
+                self._attempt = action.attempt
+                self._to_start = set(range(action.num_processes)) - action.staying
                 self._rejoin(action)
             case Replace():
+                self._to_start |= action.processes  # of late ones, too
                 self._replace(action)
+
+    def _call_off(self, processes: frozenset[int] | None, code: int) -> None:
+        """Reports the end of processes (None: all) that were to start, and do not any more."""
+        for process in sorted(self._to_start):
+            if processes is None or process in processes:
+                self._to_start.discard(process)
+                self._queue.put(Exited(self._attempt, process, code))
 
     def _reserve(self, action: Reserve) -> None:
         """Begins to find room; Reserved, Waiting or StartFailed is queued."""
@@ -198,11 +225,17 @@ class BaseEngine(Engine):
     ) -> None:
         """Has processes (None: all) end, or save and leave."""
         self._sent_sigterm = True
+        self._call_off(processes, -number)
         self._signal(number, processes)
 
     def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
         """Sends a signal to processes; None: to all."""
         raise NotImplementedError
+
+    def _end(self, processes: frozenset[int] | None = None) -> None:
+        """Ends processes (None: all) now, also those that have yet to start."""
+        self._call_off(processes, -signal.SIGKILL)
+        self._kill(processes)
 
     def _kill(self, processes: frozenset[int] | None = None) -> None:
         """Ends processes (None: all), and what they started, now."""
@@ -227,7 +260,7 @@ class BaseEngine(Engine):
         The first signal stops the job, the second repeats SIGTERM, the third kills. A second Ctrl-C
         kills.
         """
-        self._queue.put(signal.Signals(number))
+        self._queue.put(partial(self._on_signal, signal.Signals(number)))
 
     def progress(self) -> tuple[ProcessProgress, ...]:
         """Returns what the processes of this attempt last reported."""
@@ -247,9 +280,9 @@ class BaseEngine(Engine):
             item = self._queue.get(block=timeout_s != 0, timeout=timeout_s)
         except queue.Empty:
             return []
-        if isinstance(item, signal.Signals):
-            return self._on_signal(item)
-        return self._on_stuck(item) if isinstance(item, Stuck) else [item]
+        if isinstance(item, Stuck):
+            return self._on_stuck(item)
+        return item() if callable(item) else [item]
 
     def _on_stuck(self, stuck: Stuck) -> list[Event]:
         """Ends a process that has failed, and that its other threads or hooks keep."""
@@ -258,7 +291,7 @@ class BaseEngine(Engine):
             self._output.say(text)
             self.note(text)
             self._stuck.add(stuck.process)
-            self._kill(frozenset({stuck.process}))
+            self._end(frozenset({stuck.process}))
         return []
 
     def _on_signal(self, number: signal.Signals) -> list[Event]:
@@ -270,7 +303,7 @@ class BaseEngine(Engine):
         if self._signals == 2 and number is not signal.SIGINT:
             self._terminate()
         else:
-            self._kill()
+            self._end()
         return []
 
     def _is_same_press(self) -> bool:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from holdfast.coordination.diagnosis.summary import counted
@@ -22,7 +24,7 @@ from holdfast.multihost import ProcessSpec, StartupFailed
 from holdfast.proto import session_pb2
 
 from ..supervisor.account import Errand
-from ..supervisor.engine import JobResult
+from ..supervisor.engine import JobResult, start_failed
 from ..supervisor.job import (
     Capacity,
     CoordinatorEnded,
@@ -46,14 +48,13 @@ from ..workers.environment import worker_env
 from ..workers.output import LogFiles, Output, console_unless
 from ..workers.process import OomKills, WorkerProcess
 from ..workers.standby import Standbys, StandbySettings, standbys_of
-from .base import BaseEngine, run_job
+from .base import NOT_STARTED, BaseEngine, run_job
 
 _POLL_S = 0.5  # how often the capacity file is read, and a standby asked whether it is ready
 _BEGINS_S = 3.0  # an attempt whose processes are warm has begun before
 _REDO_S = 2.0  # in which an attempt that processes have joined again makes lost steps once more
 _KILLED_END_S = 10.0  # for a process that got SIGKILL
 _MOST_LOOKS = 4  # at processes that are late: each takes up to 6 s
-_NOT_STARTED = 127  # the exit code of a process that could not be started
 _NEVER = RestartPolicy()
 _STANDBY = StandbySettings()
 
@@ -107,13 +108,6 @@ class RunSettings:
 _AS_IT_COMES = RunSettings()
 
 
-@dataclass(frozen=True)
-class _Ended(Exited):
-    """The end of a process that was started for an attempt, this one or one before."""
-
-    started: int = 0
-
-
 class LocalEngine(BaseEngine):
     """Runs a job's processes as children of this one."""
 
@@ -141,10 +135,8 @@ class LocalEngine(BaseEngine):
         self._warm_at: float | None = None  # when it is to be
         self._can_stay = False  # processes of this attempt can outlive it
         self._launched_s = 0.0
-        self._attempt = 0
         self._num_processes = 0  # of the attempt
-        self._staying: frozenset[int] = frozenset()  # that have outlived an attempt
-        self._started: dict[int, int] = {}  # the attempt that each process was started for
+        self._lives: dict[int, int] = {}  # the attempt that each process was started for
         self._pids: dict[int, int] = {}  # of the processes of the attempt before
         self._coordinator: Coordinator | None = None
         # Of attempts that processes outlive, until these are in the one that runs.
@@ -203,8 +195,8 @@ class LocalEngine(BaseEngine):
         self._give_back()
         self._open_attempt(attempt, num_processes)
         self._environments = {}
-        self._staying = frozenset()
-        self._start_all(range(num_processes))
+        self._lives = {}
+        self._start_all()
         if self._standbys is not None:
             self._standbys.close()
 
@@ -218,7 +210,6 @@ class LocalEngine(BaseEngine):
             prepared = self._start_coordinator(attempt, num_processes)
         self._coordinator = prepared
         self._drop_prepared()
-        self._attempt = attempt
         self._num_processes = num_processes
         self._warmed = False
         self._warm_at = None
@@ -234,7 +225,11 @@ class LocalEngine(BaseEngine):
         self._close_watch()
         self._pids |= {task.task_id: task.pid for task in self._status.tasks if task.pid}
         self._open_attempt(action.attempt, action.num_processes)
-        self._staying = action.staying
+        self._lives |= dict.fromkeys(self._to_start, action.attempt)
+        for process in action.staying:
+            worker = self._workers[process]
+            if not worker.alive and self._watch is not None:  # it ended beside this
+                self._watch.report_exit(process, -signal.SIGKILL)
         following = session_pb2.NextAttempt(
             attempt=action.attempt,
             coordinator=self._coordinator.address,
@@ -247,44 +242,67 @@ class LocalEngine(BaseEngine):
             older.end_attempt(following)
 
     def _replace(self, action: Replace) -> None:
-        self._say_where(action.processes & self._started_before())
-        self._staying -= action.processes
-        ended = [self._workers.pop(process, None) for process in sorted(action.processes)]
-        late = [worker for worker in ended if worker is not None]
-        for worker in late:
-            worker.kill()
-        for worker in late:
-            worker.wait(_KILLED_END_S)
-        for process in action.processes:
-            self._pids.pop(process, None)
-        self._start_all(sorted(action.processes))
+        missed = self._staying & action.processes
+        # From here on, their ends are no news.
+        self._lives |= dict.fromkeys(action.processes, action.attempt)
+        before = {
+            process: worker
+            for process in sorted(action.processes)
+            if (worker := self._workers.get(process)) is not None and worker.alive
+        }
+        if not before:
+            self._start_all()
+            return
+        # Their ends are waited for, and each look takes seconds: the loop goes on meanwhile.
+        threading.Thread(
+            target=self._make_room,
+            args=(action.attempt, before, sorted(missed & before.keys())),
+            name="holdfast-replace",
+            daemon=True,
+        ).start()
 
-    def _started_before(self) -> frozenset[int]:
-        """Returns the living processes that were started for an attempt before."""
-        living = {process for process, worker in self._workers.items() if worker.alive}
-        return frozenset(living & self._staying)
+    def _make_room(
+        self, attempt: int, before: Mapping[int, WorkerProcess], missed: Sequence[int]
+    ) -> None:
+        """Ends processes that others are to stand for, and has these started.
 
-    def _say_where(self, processes: frozenset[int]) -> None:
-        """Says where processes are that did not come, while they can still be asked."""
-        for process in sorted(processes)[:_MOST_LOOKS]:
-            place = place_of(process, self._pids.get(process, 0)) or "code that cannot be seen"
-            text = f"process {process} did not come to attempt {self._attempt}: it is in {place}"
+        Of those that were missed it says where they are, while they can still be asked.
+        """
+        for process in missed[:_MOST_LOOKS]:
+            place = place_of(process, self._pids.pop(process, 0)) or "code that cannot be seen"
+            text = f"process {process} did not come to attempt {attempt}: it is in {place}"
             self._output.say(text)
             self.note(text)
+        for worker in before.values():
+            worker.kill()
+        for worker in before.values():
+            worker.wait(_KILLED_END_S)
+        self._queue.put(partial(self._start_later, attempt))
+
+    def _start_later(self, attempt: int) -> list[Event]:
+        if attempt != self._attempt:
+            return []
+        try:
+            self._start_all()
+        except Exception as error:
+            self._call_off(None, NOT_STARTED)
+            return [start_failed(attempt, error)]
+        return []
+
+    @property
+    def _staying(self) -> frozenset[int]:
+        """The processes of this attempt that have outlived one."""
+        lives = self._lives.items()
+        return frozenset(process for process, life in lives if life < self._attempt)
 
     def _close_older(self) -> None:
         while self._older:
             self._older.pop().close()
 
-    def _start_all(self, processes: Sequence[int]) -> None:
-        for index, process in enumerate(processes):
-            try:
-                self._start(process)
-            except OSError:
-                # Of these nobody else will say that they are gone.
-                for missing in processes[index:]:
-                    self._queue.put(Exited(self._attempt, missing, _NOT_STARTED))
-                raise
+    def _start_all(self) -> None:
+        for process in sorted(self._to_start):
+            self._start(process)
+            self._to_start.discard(process)
 
     def _start(self, process: int) -> None:
         assert self._coordinator is not None
@@ -306,11 +324,11 @@ class LocalEngine(BaseEngine):
             self._output.line(process, text)
 
         def on_exit(code: int) -> None:
-            # One that was late to outlive an attempt has been replaced.
-            if spec.attempt == self._attempt or process in self._staying:
+            if self._lives.get(process) == spec.attempt:  # it has not been replaced
                 why = self._oom_kills.why(code)
-                self._report_exit(_Ended(self._attempt, process, code, why, started=spec.attempt))
+                self._report_exit(Exited(spec.attempt, process, code, why))
 
+        self._lives[process] = spec.attempt
         worker = None
         if self._standbys is not None:
             worker = self._standbys.take(process, env, on_line, on_exit)
@@ -319,7 +337,6 @@ class LocalEngine(BaseEngine):
                 self._command, env, cwd=self._settings.cwd, on_line=on_line, on_exit=on_exit
             )
         self._environments[process] = env
-        self._started[process] = spec.attempt
         self._workers[process] = worker
 
     def _on_coordinator_end(self, attempt: int, code: int) -> None:
@@ -366,7 +383,7 @@ class LocalEngine(BaseEngine):
             return events
         if self._warm_next() or self._settings.capacity_file is not None:
             timeout_s = _POLL_S if timeout_s is None else min(_POLL_S, timeout_s)
-        seen = [self._of_this_attempt(event) for event in super().events(timeout_s)]
+        seen = super().events(timeout_s)
         if self._older and any(map(self._all_are_back, seen)):
             self._close_older()
         if not self._warmed and _has_step(seen):
@@ -402,20 +419,6 @@ class LocalEngine(BaseEngine):
         if self._can_stay and self._policy.max_failures:
             self._prepare(PrepareNext(self._attempt + 1, self._num_processes))
         return False
-
-    def _of_this_attempt(self, event: Event) -> Event:
-        """Returns the event; the end of one that was to outlive its attempt is of this attempt."""
-        if not isinstance(event, _Ended):
-            return event
-        exited = Exited(event.attempt, event.process, event.code, event.why)
-        if event.started != self._started.get(event.process):
-            # It ended by itself just before it was replaced: the end is not its replacement's.
-            return replace(exited, attempt=event.started)
-        if event.attempt == self._attempt or event.process not in self._staying:
-            return exited
-        if self._watch is not None:
-            self._watch.report_exit(event.process, event.code)
-        return replace(exited, attempt=self._attempt)
 
     def _all_are_back(self, event: Event) -> bool:
         if not isinstance(event, Progressed) or event.attempt != self._attempt:

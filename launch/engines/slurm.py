@@ -98,6 +98,7 @@ class SlurmEngine(BaseEngine):
             on_line=lambda line: self._on_line(attempt, line),
             on_exit=lambda code: self._on_srun_exit(attempt, code),
         )
+        self._to_start.clear()
 
     def _task(self, attempt: int, address: str) -> list[str]:
         """Returns the command of each task of the step."""
@@ -195,7 +196,8 @@ class SlurmEngine(BaseEngine):
 
     def _release(self) -> None:
         self._close_watch()
-        if self._srun is None or self._srun.wait(self._policy.grace_s):
+        # Else with the next attempt, or at the end.
+        if self._srun is None or not self._srun.alive:
             self._close_coordinator()
 
     def _close_coordinator(self) -> None:
@@ -206,11 +208,12 @@ class SlurmEngine(BaseEngine):
     def close(self) -> None:
         """Ends whatever still runs: the step has `grace_s` seconds, then SIGKILL."""
         if self._srun is not None and not self._srun.wait(self._policy.grace_s):
-            self._kill()
+            self._end()
             if not self._srun.wait(self._policy.grace_s):
                 self._srun.kill()
                 self._srun.wait(_KILLED_END_S)
-        self._release()
+        self._close_watch()
+        self._close_coordinator()
 
 
 def _srun(num_processes: int) -> list[str]:

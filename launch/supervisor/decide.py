@@ -48,6 +48,7 @@ from .job import (
     PREEMPTED,
     STUCK,
     Action,
+    Attempt,
     Capacity,
     CoordinatorEnded,
     Decision,
@@ -88,7 +89,7 @@ _BUDGETS: dict[type[JobError], str] = {
 
 _LEFT = (DONE, PREEMPTED)  # exit codes of a process that has left as a notice asks it to
 
-_OF_ATTEMPT = Reserved | Waiting | StartFailed | CoordinatorEnded | Exited | Progressed | Stalled
+_OF_ATTEMPT = Reserved | Waiting | StartFailed | CoordinatorEnded | Progressed | Stalled
 
 _STEPS_WANTED = (
     "stall_timeout_s goes by steps; call multihost.reached_preemption(step),"
@@ -105,6 +106,8 @@ def decide(job: Job, event: Event, now: float) -> Decision:
     # An engine reports from threads: the end of an attempt may come after the next has begun.
     if isinstance(event, _OF_ATTEMPT) and event.attempt != job.attempt:
         return _decision(job, f"an event of attempt {event.attempt}, now at {job.attempt}")
+    if isinstance(event, Exited) and event.life != job.lives.get(event.process):
+        return _decision(job, f"process {event.process} of attempt {event.life} is gone at last")
     handler = _TABLE.get((job.state, type(event)))
     if handler is None:
         return _decision(job, f"nothing to do for {type(event).__name__} while {job.state}")
@@ -144,27 +147,7 @@ def _schedule(job: Job, now: float, why: str) -> Decision:
 
 def _next_attempt(job: Job) -> Job:
     """Returns the job with nothing of the attempt that is over but what it has come to."""
-    return replace(
-        job,
-        attempt=job.attempt + 1,
-        alive=frozenset(),
-        exit_codes={},
-        notices={},
-        reported_done=False,
-        progressed=False,
-        saves={},
-        silent=frozenset(),
-        killing=frozenset(),
-        asked=frozenset(),
-        leaving=frozenset(),
-        killed=False,
-        restartable=frozenset(),
-        rejoining=frozenset(),
-        saving_before=frozenset(),
-        replaced=frozenset(),
-        why_waiting="",
-        error=None,
-    )
+    return replace(job, attempt=job.attempt + 1, **vars(Attempt()))
 
 
 def _on_start(job: Job, event: Start, now: float) -> Decision:
@@ -181,6 +164,7 @@ def _on_reserved(job: Job, event: Reserved, now: float) -> Decision:
         job,
         state=State.RUNNING,
         alive=frozenset(range(num_processes)),
+        lives=dict.fromkeys(range(num_processes), job.attempt),
         started_at=now,
         wake_at=None,
     )
@@ -477,12 +461,13 @@ def _rejoin(job: Job, error: JobError, now: float, staying: frozenset[int]) -> D
         _next_attempt(job),
         state=State.REJOINING,
         alive=everybody,
+        lives=job.lives,
         rejoining=staying,
         saving_before=saving,
-        replaced=everybody - staying,
         started_at=now,
         wake_at=wake_at,
     )
+    following = _start_anew(following, everybody - staying)
     attempt = following.attempt
     rejoin = Rejoin(attempt, len(everybody), staying, str(error), saving)
     lost = Replace(attempt, following.replaced)
@@ -498,12 +483,22 @@ def _on_exit_while_rejoining(job: Job, event: Exited, now: float) -> Decision:
     # end. Or it could not leave that.
     how = "was done in" if event.code == DONE else "could not leave"
     who = frozenset({event.process})
-    job = replace(job, rejoining=job.rejoining - who, replaced=job.replaced | who)
+    job = _start_anew(job, who)
     reason = f"process {event.process} {how} attempt {job.attempt - 1}, and is started again"
     lost = Replace(job.attempt, who)
     if not job.rejoining:
         job = replace(job, state=State.RUNNING, wake_at=None)
     return _decision(job, reason, lost)
+
+
+def _start_anew(job: Job, processes: frozenset[int]) -> Job:
+    """Returns the job with another life of these processes, begun in this attempt."""
+    return replace(
+        job,
+        lives={**job.lives, **dict.fromkeys(processes, job.attempt)},
+        replaced=job.replaced | processes,
+        rejoining=job.rejoining - processes,
+    )
 
 
 def _on_progress_while_rejoining(job: Job, event: Progressed, now: float) -> Decision:
@@ -524,13 +519,7 @@ def _on_tick_while_rejoining(job: Job, event: Tick, now: float) -> Decision:
     if job.wake_at is None or now < job.wake_at:
         return _decision(job, f"{_who(late)} still {_verb(late, 'has', 'have')} time to come back")
     reason = f"{_who(late)} did not come back in {now - job.started_at:.0f} s: replaced"
-    job = replace(
-        job,
-        state=State.RUNNING,
-        rejoining=frozenset(),
-        replaced=job.replaced | late,
-        wake_at=None,
-    )
+    job = replace(_start_anew(job, late), state=State.RUNNING, wake_at=None)
     return _decision(job, reason, Replace(job.attempt, late))
 
 

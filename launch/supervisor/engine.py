@@ -35,10 +35,11 @@ class Engine(Protocol):
     """A place to run processes, and the whole of what it has to offer."""
 
     def carry_out(self, action: Action) -> None:
-        """Begins what `action` says. `events` reports what comes of it.
+        """Begins what `action` says, and does not wait for it. `events` reports what comes of it.
 
         Where a Reserve, Launch, Rejoin or Replace raises, the attempt has failed to start; with
-        StartupFailed it would fail each time, and the job ends.
+        StartupFailed it would fail each time, and the job ends. The end of each process that was
+        to start is reported, whether it has started or not.
         """
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
@@ -144,11 +145,15 @@ def _carry_out(engine: Engine, decision: Decision) -> list[Event]:
         except Exception as error:
             if not isinstance(action, Reserve | Launch | Rejoin | Replace):
                 raise
-            final = isinstance(error, StartupFailed)
-            why = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
-            preempted = isinstance(error, Preempted)
-            return [StartFailed(decision.job.attempt, why, final, preempted)]
+            return [start_failed(decision.job.attempt, error)]
     return []
+
+
+def start_failed(attempt: int, error: Exception) -> StartFailed:
+    """Returns the event of an attempt that could not start."""
+    why = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
+    final = isinstance(error, StartupFailed)
+    return StartFailed(attempt, why, final, preempted=isinstance(error, Preempted))
 
 
 def _result(

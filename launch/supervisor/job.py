@@ -88,32 +88,20 @@ class SavePosition(NamedTuple):
 NO_SAVE = SavePosition(-1, SaveStage.SETTLED)
 
 
-@dataclass(frozen=True)
-class Job:
-    """All that the supervisor knows of a job. Immutable; `decide` makes the next one."""
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What is known of one attempt. The next one begins with nothing of it."""
 
-    job_id: str
-    min_processes: int
-    max_processes: int
-    policy: RestartPolicy = field(default_factory=RestartPolicy)
-    state: State = State.INITIALIZING
-    attempt: int = 0
     alive: frozenset[int] = frozenset()
-    exit_codes: Mapping[int, int] = field(default_factory=dict)  # of this attempt, by process
-    # By the policy's setting, since the last progress.
-    budget_used: Mapping[str, int] = field(default_factory=dict)
+    # The life of each process: the attempt that it was started for, this one or one before.
+    lives: Mapping[int, int] = field(default_factory=dict)
+    exit_codes: Mapping[int, int] = field(default_factory=dict)  # by process
     notices: Mapping[str, float | None] = field(default_factory=dict)  # source -> deadline
-    stopping: bool = False  # the supervisor itself is to stop: no attempt after this one
     reported_done: bool = False  # the training loop itself reported its end
-    step: int = -1
-    saved_step: int = -1
-    progressed: bool = False  # this attempt passed the best of all earlier ones
-    idle_attempts: int = 0  # attempts in a row that ran and made no progress
+    progressed: bool = False  # it passed the best of all earlier ones
     started_at: float = 0.0
-    wake_at: float | None = None  # when the supervisor wants a Tick
-    # Of this attempt; not of processes that report nothing.
-    saves: Mapping[int, SavePosition] = field(default_factory=dict)
-    leaving_since: float = 0.0  # when the first notice of this attempt came
+    saves: Mapping[int, SavePosition] = field(default_factory=dict)  # of those that report
+    leaving_since: float = 0.0  # when the first notice came
     ending_since: float = 0.0
     silent: frozenset[int] = frozenset()  # those that cannot report any more
     # Those whose end was ordered while others may still commit.
@@ -122,14 +110,35 @@ class Job:
     asked: frozenset[int] = frozenset()
     leaving: frozenset[int] = frozenset()  # those that have begun to leave by themselves
     killed: bool = False  # all of them
-    restartable: frozenset[int] = frozenset()  # those that can outlive this attempt
+    restartable: frozenset[int] = frozenset()  # those that can outlive it
     rejoining: frozenset[int] = frozenset()  # those of the attempt before that are not back yet
     # Those of them that a save of the attempt before may still need.
     saving_before: frozenset[int] = frozenset()
-    replaced: frozenset[int] = frozenset()  # those that were started anew in this attempt
-    why_final: str = ""  # no attempt follows the one that is ending, and why
+    replaced: frozenset[int] = frozenset()  # those that were started anew while others stayed
     why_waiting: str = ""  # what an engine last reported of missing room
     error: JobError | None = None
+
+
+@dataclass(frozen=True)
+class Job(Attempt):
+    """All that the supervisor knows of a job, and of its attempt. Immutable; `decide` makes the
+    next one.
+    """
+
+    job_id: str
+    min_processes: int
+    max_processes: int
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    state: State = State.INITIALIZING
+    attempt: int = 0
+    # By the policy's setting, since the last progress.
+    budget_used: Mapping[str, int] = field(default_factory=dict)
+    stopping: bool = False  # the supervisor itself is to stop: no attempt after this one
+    step: int = -1
+    saved_step: int = -1
+    idle_attempts: int = 0  # attempts in a row that ran and made no progress
+    wake_at: float | None = None  # when the supervisor wants a Tick
+    why_final: str = ""  # no attempt follows the one that is ending, and why
     exit_code: int = 0
 
     def __post_init__(self) -> None:
@@ -210,9 +219,12 @@ class CoordinatorEnded:
 
 @dataclass(frozen=True)
 class Exited:
-    """A process ended: its exit code, or minus the signal that ended it."""
+    """A process ended: its exit code, or minus the signal that ended it.
 
-    attempt: int
+    `life` is the attempt that it was started for, whichever runs now.
+    """
+
+    life: int
     process: int
     code: int
     why: str = ""

@@ -12,16 +12,16 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from holdfast.coordination import Credentials
 from holdfast.coordination.process.job_folder import JobFolder
 from holdfast.multihost import Preempted, ProcessSpec
 
 from ...supervisor.account import Errand
-from ...supervisor.engine import JobResult
+from ...supervisor.engine import JobResult, start_failed
 from ...supervisor.job import (
     Capacity,
     Event,
@@ -36,7 +36,7 @@ from ...supervisor.job import (
 from ...workers.coordinator import HEARTBEAT_TIMEOUT_S
 from ...workers.output import Output, console_unless
 from ...workers.secrets import JobSecrets, credentials_in, require_cryptography
-from ..base import BaseEngine, run_job
+from ..base import NOT_STARTED, BaseEngine, run_job
 from .cluster import cluster_nodes, load_ray
 from .placement import Node, Placement, place_gang
 from .worker_actor import CoordinatorActor, WorkerActor, WorkerUpdate
@@ -44,6 +44,11 @@ from .worker_actor import CoordinatorActor, WorkerActor, WorkerUpdate
 _POLL_S = 0.5  # how often the cluster is asked
 _UPDATE_S = 0.5  # how long an actor may hold back an update
 _READY_S = 10.0  # for what is free to become ours
+_TURN_S = 0.25  # how long a turn of the loop waits at most
+
+T = TypeVar("T")
+Turns: TypeAlias = Generator[list[Event], None, T]
+"""What takes longer than a turn of the loop: it yields the events of each."""
 
 
 @dataclass(frozen=True)
@@ -173,13 +178,19 @@ class Gang:
         lost = {_name(node) for node in self.placement.nodes if node.node_id not in healthy}
         return sorted(lost)
 
-    def stands(self) -> bool:
-        """Returns whether every machine and every actor is still there. Blocks up to 10 s."""
+    def stands(self) -> Turns[bool]:
+        """Returns whether every machine and every actor is still there, within 10 s."""
         ray = load_ray()
         if self.lost_machines():
             return False
+        asked = [actor.pid.remote() for actor in self.actors.values()]
+        deadline = time.monotonic() + _READY_S
+        missing = asked
+        while missing and time.monotonic() < deadline:
+            _, missing = ray.wait(missing, num_returns=len(missing), timeout=_TURN_S)
+            yield []
         try:
-            ray.get([actor.pid.remote() for actor in self.actors.values()], timeout=_READY_S)
+            ray.get(asked, timeout=0)
         except ray.exceptions.RayError:  # one has died, or does not answer in time
             return False
         return True
@@ -211,7 +222,6 @@ class RayEngine(BaseEngine):
         self._spec = spec
         self._command = command
         self._call = call
-        self._wanted_room: Reserve | None = None
         self._why_waiting = ""
         self._gang = Gang()
         self._lost_actor = False
@@ -219,7 +229,8 @@ class RayEngine(BaseEngine):
         self._pending: dict[Any, int] = {}  # reference to an update to come -> rank
         self._coordinator: Any = None
         self._folder: JobFolder | None = None  # of the credentials that the watch shows
-        self._attempt = 0
+        # Finds room or starts an attempt: each turn of the loop goes on with it.
+        self._work: Turns[None] = _nothing()
         self._outcomes: dict[int, bytes | None] = {}  # of the last attempt, by rank
         self._noticed: set[str] = set()
         self._poll_at = 0.0
@@ -227,18 +238,35 @@ class RayEngine(BaseEngine):
     # --- Actions
 
     def _reserve(self, action: Reserve) -> None:
-        self._wanted_room = action
-        self._attempt = action.attempt
+        self._work = self._find_room(action)
 
     def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
-        for rank in self._gang.actors if processes is None else processes:
-            self._gang.actors[rank].signal.remote(int(number))
+        for actor in self._chosen(processes):
+            actor.signal.remote(int(number))
 
     def _kill(self, processes: frozenset[int] | None = None) -> None:
-        for rank in self._gang.actors if processes is None else processes:
-            self._gang.actors[rank].kill.remote()
+        for actor in self._chosen(processes):
+            actor.kill.remote()
+
+    def _chosen(self, processes: frozenset[int] | None) -> list[Any]:
+        """Returns the actors of those of the processes (None: all) that there are."""
+        actors = self._gang.actors.items()
+        return [actor for rank, actor in actors if processes is None or rank in processes]
 
     def _launch(self, attempt: int, num_processes: int) -> None:
+        self._work = self._start(attempt, num_processes)
+
+    def _start(self, attempt: int, num_processes: int) -> Turns[None]:
+        """Starts an attempt; yields while actors have yet to answer."""
+        try:
+            yield from self._begin(attempt, num_processes)
+        except BaseException:
+            # Some of the actors may have a process by now, which nobody has heard of.
+            self._gang.give_back()
+            self._gang = Gang()
+            raise
+
+    def _begin(self, attempt: int, num_processes: int) -> Turns[None]:
         deadline = time.monotonic() + self._spec.restart.startup_timeout_s
         self._coordinator = _actor_near(CoordinatorActor).remote(
             self._job_id,
@@ -248,24 +276,28 @@ class RayEngine(BaseEngine):
             secured=not self._spec.insecure,
         )
         self._gang.start_actors(self._spec.resources)
+        yield []
         actors = self._gang.actors
-        [(address, secrets)] = self._answers([self._coordinator.endpoint.remote()], deadline)
-        self._answers([actor.pid.remote() for actor in actors.values()], deadline)
+        endpoint = yield from self._answers([self._coordinator.endpoint.remote()], deadline)
+        [(address, secrets)] = endpoint
+        yield from self._answers([actor.pid.remote() for actor in actors.values()], deadline)
         self._open_watch(address, attempt, self._credentials(secrets))
-        relays = self._start_relays(address, secrets, deadline)
+        relays = yield from self._start_relays(address, secrets, deadline)
         specs = self._process_specs(attempt, address, relays)
         started = [
             actor.start.remote(self._command, self._call, specs[rank], self._spec.env)
             for rank, actor in actors.items()
         ]
-        for rank, lines in enumerate(self._answers(started, deadline)):
+        replaced = yield from self._answers(started, deadline)
+        for rank, lines in enumerate(replaced):
             for line in lines:
                 self._output.say(f"process {rank}: {line}")
         self._outcomes = dict.fromkeys(actors)
         for rank in actors:
             self._request_update(rank)
+        self._to_start.clear()
 
-    def _answers(self, refs: Sequence[Any], deadline: float) -> list[Any]:
+    def _answers(self, refs: Sequence[Any], deadline: float) -> Turns[Any]:
         """Returns what the actors of an attempt that starts answer, in order.
 
         Ray keeps an actor waiting whose machine has gone. Raises Preempted for it.
@@ -273,7 +305,7 @@ class RayEngine(BaseEngine):
         ray = load_ray()
         missing = list(refs)
         while missing:
-            answered, missing = ray.wait(missing, num_returns=len(missing), timeout=_POLL_S)
+            answered, missing = ray.wait(missing, num_returns=len(missing), timeout=_TURN_S)
             ray.get(answered)  # a failed one is an error before the others have answered
             if not missing:
                 break
@@ -285,8 +317,8 @@ class RayEngine(BaseEngine):
                     f"{len(missing)} of {len(refs)} actors did not answer within"
                     f" startup_timeout_s={limit_s:g}"
                 )
-        answers: list[Any] = ray.get(list(refs))
-        return answers
+            yield []
+        return ray.get(list(refs))
 
     def _credentials(self, secrets: JobSecrets | None) -> Credentials | None:
         if secrets is None:
@@ -296,7 +328,7 @@ class RayEngine(BaseEngine):
 
     def _start_relays(
         self, address: str, secrets: JobSecrets | None, deadline: float
-    ) -> dict[str, tuple[str, str]]:
+    ) -> Turns[dict[str, tuple[str, str]]]:
         """Starts a relay on each machine, in the actor of its first process.
 
         Returns, by machine, the relay's address and the machine's own. Without secrets there are no
@@ -311,7 +343,8 @@ class RayEngine(BaseEngine):
             self._gang.actors[on_node[0]].start_relay.remote(address, secrets, on_node)
             for on_node in ranks.values()
         ]
-        return dict(zip(ranks, self._answers(starting, deadline), strict=True))
+        addresses = yield from self._answers(starting, deadline)
+        return dict(zip(ranks, addresses, strict=True))
 
     def _process_specs(
         self, attempt: int, address: str, relays: Mapping[str, tuple[str, str]]
@@ -343,6 +376,7 @@ class RayEngine(BaseEngine):
 
     def _release(self) -> None:
         """Ends the attempt. A whole gang keeps its actors: see `_take_kept`."""
+        self._work.close()
         self._close_coordinator()
         if len(self._gang.actors) == self._spec.num_processes and not self._lost_actor:
             self._kill()
@@ -364,21 +398,20 @@ class RayEngine(BaseEngine):
     def _forget_attempt(self) -> None:
         self._gang = Gang()
         self._pending = {}
-        self._wanted_room = None
         self._noticed = set()
         self._lost_actor = False
 
-    def _take_kept(self, wanted: Reserve) -> bool:
+    def _take_kept(self, wanted: Reserve) -> Turns[bool]:
         """Takes over the gang of the attempt before, where it is whole; else gives it back."""
         gang = self._kept
-        self._kept = None
         if gang is None:
             return False
-        if wanted.max_processes != len(gang.actors) or not gang.stands():
+        stands = wanted.max_processes == len(gang.actors) and (yield from gang.stands())
+        self._kept = None
+        if not stands:
             gang.give_back()
             return False
         self._gang = gang
-        self._wanted_room = None
         return True
 
     # --- Events
@@ -392,11 +425,25 @@ class RayEngine(BaseEngine):
         if time.monotonic() >= self._poll_at:
             events += self._poll_cluster()
             self._poll_at = time.monotonic() + _POLL_S
-        wait_s = _POLL_S / 2 if timeout_s is None else min(_POLL_S / 2, timeout_s)
+        events += self._go_on()
+        wait_s = _TURN_S if timeout_s is None else min(_TURN_S, timeout_s)
         self._poll_actors(0.0 if events else wait_s)
         while not self._queue.empty():
             events += super().events(0)
         return events
+
+    def _go_on(self) -> list[Event]:
+        """Goes on with what has begun; returns what comes of it."""
+        try:
+            return next(self._work, [])
+        except Exception as error:
+            self._call_off(None, NOT_STARTED)
+            return [start_failed(self._attempt, error)]
+
+    def _call_off(self, processes: frozenset[int] | None, code: int) -> None:
+        if self._to_start:  # they start together, or not at all
+            super()._call_off(None, code)
+            self._work.close()
 
     def _poll_actors(self, wait_s: float) -> None:
         ray = load_ray()
@@ -434,9 +481,7 @@ class RayEngine(BaseEngine):
     # --- The cluster
 
     def _poll_cluster(self) -> list[Event]:
-        if self._wanted_room is not None:
-            return self._try_to_reserve(self._wanted_room)
-        if not self._gang.actors:
+        if not self._pending:
             return []
         nodes = {node.node_id: node for node in cluster_nodes()}
         return self._drains(nodes) or self._growth(nodes)
@@ -465,33 +510,51 @@ class RayEngine(BaseEngine):
         larger = len(placement.nodes)
         return [Capacity(larger)] if larger > num_processes else []
 
-    def _try_to_reserve(self, wanted: Reserve) -> list[Event]:
-        ray = load_ray()
+    def _find_room(self, wanted: Reserve) -> Turns[None]:
+        """Reserves the largest gang that fits; yields, once for each reason, why it waits."""
         spec = self._spec
-        if self._take_kept(wanted):
-            return [Reserved(wanted.attempt, len(self._gang.node_ids))]
-        placement = place_gang(
-            cluster_nodes(),
-            spec.resources,
-            wanted.min_processes,
-            wanted.max_processes,
-            num_slices=spec.num_slices,
-        )
-        if placement.why_not_more and placement.why_not_more != self._why_waiting:
-            self._output.say(f"attempt {wanted.attempt}: {placement.why_not_more}")
-        self._why_waiting = placement.why_not_more
-        if not placement.nodes:
-            return [Waiting(wanted.attempt, placement.why_not_more)]
-        bundles = [dict(spec.resources) for _ in placement.nodes]
+        told = ""
+        stands = yield from self._take_kept(wanted)
+        while not stands:
+            placement = place_gang(
+                cluster_nodes(),
+                spec.resources,
+                wanted.min_processes,
+                wanted.max_processes,
+                num_slices=spec.num_slices,
+            )
+            why = placement.why_not_more
+            if why and why != self._why_waiting:
+                self._output.say(f"attempt {wanted.attempt}: {why}")
+            self._why_waiting = why
+            if placement.nodes:
+                stands = yield from self._take(placement)
+            elif why != told:
+                told = why
+                yield [Waiting(wanted.attempt, why)]
+            else:
+                yield []
+        yield [Reserved(wanted.attempt, len(self._gang.node_ids))]
+
+    def _take(self, placement: Placement) -> Turns[bool]:
+        """Reserves the machines of a gang; returns whether they are still free."""
+        ray = load_ray()
+        bundles = [dict(self._spec.resources) for _ in placement.nodes]
         pins = [{"ray.io/node-id": node.node_id} for node in placement.nodes]
         group = ray.util.placement_group(bundles, strategy="PACK", bundle_label_selector=pins)
-        # Somebody else may have been faster, or a node may have gone since it was listed.
-        if not group.wait(_READY_S):
-            ray.util.remove_placement_group(group)
-            return []
+        deadline = time.monotonic() + _READY_S
+        while not group.wait(_TURN_S):
+            # Somebody else may have been faster, or a node may have gone since it was listed.
+            if time.monotonic() > deadline:
+                ray.util.remove_placement_group(group)
+                return False
+            try:
+                yield []
+            except GeneratorExit:
+                ray.util.remove_placement_group(group)
+                raise
         self._gang = Gang(placement, group)
-        self._wanted_room = None
-        return [Reserved(wanted.attempt, len(placement.nodes))]
+        return True
 
     def values(self) -> tuple[Any, ...]:
         """Returns what the calls of the last attempt returned, by rank."""
@@ -509,6 +572,7 @@ class RayEngine(BaseEngine):
         deadline = time.monotonic() + self._spec.restart.grace_s
         while self._pending and time.monotonic() < deadline:
             self._poll_actors(0.1)
+        self._work.close()
         self._kill()
         self._close_coordinator()
         self._gang.give_back()
@@ -516,6 +580,10 @@ class RayEngine(BaseEngine):
         if self._kept is not None:
             self._kept.give_back()
             self._kept = None
+
+
+def _nothing() -> Turns[None]:
+    yield from ()
 
 
 def _actor_near(kind: type) -> Any:

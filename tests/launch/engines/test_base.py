@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
+import time
 
 import pytest
 
@@ -18,6 +19,7 @@ from holdfast.launch.supervisor.job import (
     Job,
     Launch,
     Progressed,
+    Rejoin,
     Replace,
     Reserve,
     Reserved,
@@ -164,3 +166,39 @@ def test_those_that_join_again_are_told_why_it_ends() -> None:
     run_job(Job("j", 2, 2, policy), engine, output())
     (told,) = [each for each in engine.done if isinstance(each, tuple)]
     assert told[0] == 2 and "the coordinator is gone" in told[1]
+
+
+class Broken(Recording):
+    """An engine that cannot start what it is to start."""
+
+    def carry_out(self, action: Action) -> None:
+        if isinstance(action, Reserve):
+            super().carry_out(action)
+        else:
+            BaseEngine.carry_out(self, action)
+
+    def _launch(self, attempt: int, num_processes: int) -> None:
+        raise OSError("no machine answers")
+
+    def _rejoin(self, action: Rejoin) -> None:
+        raise OSError("no machine answers")
+
+    def _release(self) -> None:
+        self.done.append("release")
+
+
+def test_an_attempt_that_fails_to_start_is_over_at_once() -> None:
+    """Nobody waits for the end of processes that were never there: those of a launch, and those
+    that were to be new where the others stay.
+    """
+    policy = RestartPolicy(max_startup_failures=1, grace_s=60.0, backoff_s=0.0)
+    engine = Broken(output())
+    began = time.monotonic()
+    result = run_job(Job("j", 3, 3, policy), engine, output())
+    assert time.monotonic() - began < 30 and result.attempts == 2
+    assert result.reasons[-1].startswith("attempt 2 could not start: OSError: no machine answers")
+    engine = Broken(output())
+    with pytest.raises(OSError, match="no machine"):
+        engine.carry_out(Rejoin(7, 3, frozenset({1}), "process 0 has died"))
+    ends = [event for _ in range(2) for event in engine.events(0)]
+    assert ends == [Exited(7, 0, 127), Exited(7, 2, 127)]

@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from click.testing import CliRunner
 
 from holdfast.cli.entry import main
 from holdfast.cli.own_jobs import running_jobs
+from holdfast.coordination import Credentials
 from holdfast.coordination.process.job_folder import job_folders
 from holdfast.launch import (
     Preempted,
@@ -38,6 +40,7 @@ from holdfast.launch import (
     WorkerFailed,
     run_local,
 )
+from holdfast.launch.engines import local
 from holdfast.launch.engines.local import LocalEngine
 from holdfast.launch.supervisor.job import (
     Exited,
@@ -47,6 +50,8 @@ from holdfast.launch.supervisor.job import (
     Progressed,
     Rejoin,
     Release,
+    Replace,
+    Reserve,
 )
 from holdfast.launch.workers.process import CALL_RUNNER
 from tests.support.cluster import CollectedOutput
@@ -813,3 +818,71 @@ def test_bad_input_is_one_clear_error() -> None:
     ):
         refused = CliRunner().invoke(main, ["run", "-n", "1", *options, "--", "true"])
         assert refused.exit_code == 2 and sentence in refused.stderr
+
+
+def engine_of(count: int, *command: str) -> LocalEngine:
+    """Returns an engine whose first attempt runs."""
+    settings = RunSettings(restart=RestartPolicy(max_failures=1, grace_s=1), env=dict(os.environ))
+    engine = LocalEngine(command, "j", settings, CollectedOutput())
+    engine.carry_out(Reserve(1, count, count, 60.0))
+    engine.carry_out(Launch(1, count))
+    return engine
+
+
+def exits(engine: LocalEngine, count: int) -> list[Exited]:
+    """Returns the next ends of processes that the engine reports."""
+    seen: list[Exited] = []
+    deadline = time.monotonic() + 30
+    while len(seen) < count and time.monotonic() < deadline:
+        seen += [event for event in engine.events(1.0) if isinstance(event, Exited)]
+    return seen
+
+
+def test_a_survivor_that_ends_while_the_next_attempt_opens_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its end is of the life that it has had: whichever attempt is being opened."""
+    engine = engine_of(2, "sleep", "600")
+    opens = engine._open_watch
+
+    def open_late(address: str, attempt: int, credentials: Credentials | None = None) -> None:
+        worker = engine._workers[0]
+        worker.kill()
+        assert worker.wait(30)
+        opens(address, attempt, credentials)
+
+    monkeypatch.setattr(engine, "_open_watch", open_late)
+    with contextlib.closing(engine):
+        engine._workers[1].kill()
+        assert [(end.process, end.life) for end in exits(engine, 1)] == [(1, 1)]
+        engine.carry_out(Rejoin(2, 2, frozenset({0}), "process 1 has died"))
+        assert [(end.process, end.life) for end in exits(engine, 1)] == [(0, 1)]
+
+
+def test_the_loop_goes_on_while_a_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at one that is late takes seconds: Ctrl-C is heard meanwhile, and then nothing more is
+    started. Without it the replacement starts as soon as there is room.
+    """
+    looked = threading.Event()
+    monkeypatch.setattr(local, "place_of", lambda process, pid: str(looked.wait(30)))
+    for is_stopped in (False, True):
+        looked.clear()
+        engine = engine_of(2, "sleep", "600")
+        with contextlib.closing(engine):
+            engine._workers[1].kill()
+            exits(engine, 1)
+            late = engine._workers[0]
+            engine.carry_out(Rejoin(2, 2, frozenset({0}), "process 1 has died"))
+            engine.carry_out(Replace(2, frozenset({1})))
+            began = time.monotonic()
+            engine.carry_out(Replace(2, frozenset({0})))
+            assert time.monotonic() - began < 1.0 and late.alive
+            if is_stopped:
+                engine.carry_out(Kill())
+                ends = {(end.process, end.life) for end in exits(engine, 2)}
+                assert ends == {(0, 2), (1, 2)}
+            looked.set()
+            assert late.wait(30)
+            while engine._workers[0] is late and not is_stopped:
+                assert engine.events(1.0) is not None
+            assert engine._workers[0].alive is not is_stopped

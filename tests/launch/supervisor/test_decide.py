@@ -665,7 +665,8 @@ def test_an_event_of_an_earlier_attempt_is_ignored() -> None:
     """ENV-5, seen from the supervisor: what attempt 1 did no longer matters to attempt 2."""
     run = running().exit([1] * 4).wake().handle(Reserved(2, 4))
     assert run.handle(Exited(1, 0, 93)).job.state is State.RUNNING
-    assert run.reason == "an event of attempt 1, now at 2"
+    assert run.reason == "process 0 of attempt 1 is gone at last"
+    assert run.handle(Progressed(1, 9)).reason == "an event of attempt 1, now at 2"
 
 
 def test_impossible_policies_and_sizes_are_refused() -> None:
@@ -749,20 +750,31 @@ def test_one_that_ends_itself_is_replaced_in_the_same_attempt() -> None:
     """
     run = restartable().handle(Exited(1, 2, -9), back(2, 0))
     spent = dict(run.job.budget_used)
-    run.handle(Exited(2, 3, STUCK))
+    run.handle(Exited(1, 3, STUCK))
     assert (run.job.state, run.actions) == (State.REJOINING, [Replace(2, frozenset({3}))])
     assert run.reason == "process 3 could not leave attempt 1, and is started again"
-    run.handle(Exited(2, 1, STUCK))
+    run.handle(Exited(1, 1, STUCK))
     assert run.actions == [Replace(2, frozenset({1}))]
     assert (run.job.state, run.job.wake_at) == (State.RUNNING, None)
     assert run.job.budget_used == spent
-    again = run.handle(Progressed(2, 7, restartable=frozenset({0, 2})), Exited(2, 0, STUCK))
+    again = run.handle(Progressed(2, 7, restartable=frozenset({0, 2})), Exited(1, 0, STUCK))
     assert again.job.attempt == 3
+
+
+def test_the_end_of_another_life_is_no_news() -> None:
+    """A process has a life for each start: one that was late, and ends as it is replaced, has not
+    ended in its new life; one that stays has the life that it had.
+    """
+    run = restartable().handle(Exited(1, 2, -9), back(2, 0, 1)).wake()
+    assert run.job.lives == {0: 1, 1: 1, 2: 2, 3: 2}
+    before = run.job
+    assert run.handle(Exited(1, 3, -9), Exited(1, 2, -9), Exited(2, 0, 1)).job == before
+    assert run.handle(Exited(1, 0, 1)).job.attempt == 3
 
 
 def test_a_death_among_those_that_join_opens_another_attempt() -> None:
     """A replacement that has only just been started is started again."""
-    run = restartable().handle(Exited(1, 2, -9), back(2, 0)).handle(Exited(2, 1, -9))
+    run = restartable().handle(Exited(1, 2, -9), back(2, 0)).handle(Exited(1, 1, -9))
     assert [type(action) for action in run.actions] == [Rejoin, Replace]
     assert run.actions[0] == Rejoin(
         3, 4, frozenset({0, 3}), "process 1 of 4 was ended by signal 9 in attempt 2"
@@ -793,7 +805,7 @@ def test_one_that_is_in_a_save_is_spared_where_the_next_attempt_fails() -> None:
     run = saving.handle(back(2, 3), CoordinatorEnded(2, "gone"))
     assert run.job.state is State.RESTARTING
     assert run.actions == [Terminate(frozenset({2, 3}))]
-    assert run.handle(Exited(2, 2, -15), Exited(2, 3, -9)).job.alive == frozenset({0, 1})
+    assert run.handle(Exited(2, 2, -15), Exited(1, 3, -9)).job.alive == frozenset({0, 1})
     assert run.wake().actions == []
     assert run.wake().actions == [Kill()]
     assert run.reason == "processes 0, 1 did not end in 600 s"
@@ -801,7 +813,7 @@ def test_one_that_is_in_a_save_is_spared_where_the_next_attempt_fails() -> None:
 
 def test_one_that_was_done_is_started_again() -> None:
     """As all are where nobody stays: those that go on from a saved step need it."""
-    run = restartable().handle(Exited(1, 2, -9)).handle(Exited(2, 0, 0))
+    run = restartable().handle(Exited(1, 2, -9)).handle(Exited(1, 0, 0))
     assert (run.job.state, run.actions) == (State.REJOINING, [Replace(2, frozenset({0}))])
     assert run.job.rejoining == frozenset({1, 3})
     assert run.handle(back(2, 1, 3)).job.state is State.RUNNING

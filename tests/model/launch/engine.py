@@ -212,7 +212,7 @@ class FakeEngine(Engine):
         gang.start(started)
         for worker in gang.workers[started:]:
             worker.code = NOT_STARTED
-            self._tell(Exited(gang.attempt, worker.process, NOT_STARTED))
+            self._tell(Exited(worker.life, worker.process, NOT_STARTED))
         raise OSError("no memory")
 
     def _rejoin(self, action: Rejoin) -> None:
@@ -311,13 +311,11 @@ class FakeEngine(Engine):
 
     def _tell_end(self, gang: Gang, worker: Worker) -> None:
         assert worker.code is not None
-        if gang.workers[worker.process] is not worker:
-            return  # it has been replaced since
-        if gang is self._gang:
+        if gang is self._gang and gang.workers[worker.process] is worker:
             self._refresh()
             if worker.code == BY_SIGTERM and not self._sent_sigterm and not worker.joined:
                 self._tell(Noticed(f"process {worker.process} (SIGTERM before it had joined)"))
-        self._tell(Exited(gang.attempt, worker.process, worker.code))
+        self._tell(Exited(worker.life, worker.process, worker.code))
 
     def committed(self, step: int) -> None:
         """Takes note of a step that the next attempt begins at."""
@@ -426,4 +424,4 @@ class FakeEngine(Engine):
 
 def _attempt_of(event: Event) -> float:
     """Returns the attempt that an event is of; those of all are of none."""
-    return float(getattr(event, "attempt", math.inf))
+    return float(getattr(event, "attempt", getattr(event, "life", math.inf)))

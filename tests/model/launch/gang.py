@@ -39,6 +39,7 @@ class Worker:
 
     process: int
     is_stranger: bool  # without a client
+    life: int  # the attempt that it was started for
     joined: bool = False
     position: SavePosition = NO_SAVE
     leaving: bool = False
@@ -94,7 +95,8 @@ class Gang:
         self.done = False
         self.coordinator = True
         self.workers = [
-            Worker(process, process in program.strangers) for process in range(num_processes)
+            Worker(process, process in program.strangers, attempt)
+            for process in range(num_processes)
         ]
         self.begins_at = step
         self._program = program
@@ -142,7 +144,7 @@ class Gang:
         former = self.workers[process]
         former.outlives = True
         self.end(former, BY_SIGKILL)
-        worker = Worker(process, former.is_stranger)
+        worker = Worker(process, former.is_stranger, self.attempt)
         self.workers[process] = worker
         self._start(worker)
 
@@ -152,11 +154,13 @@ class Gang:
         old.outlives = True
         worker = self.workers[process]
         worker.former = (before, old)
+        worker.life = old.life
         worker.hung = old.hung
         worker.lingers_s = old.lingers_s
         worker.late_s = old.late_s
-        if not old.alive:  # and nobody knows yet
-            self._after(0.0, 0.2, partial(self.end, worker, old.code))
+        if not old.alive:  # its end is on its way, and nobody knows yet
+            worker.code = old.code
+            self._after(0.0, 0.2, partial(self._miss, worker))
         elif old.leaving:
             code = FAILED if old.ends_with is None else old.ends_with
             self._after(0.0, self._program.shutdown_s, partial(self._end_alone, worker, code))
@@ -375,6 +379,10 @@ class Gang:
             gang.end(old, code)
         if not worker.outlives:
             self._watcher.ended(self, worker)
+        self._miss(worker)
+
+    def _miss(self, worker: Worker) -> None:
+        """Has the others go on without a process."""
         if worker.is_stranger:
             return
         uncommitted = (self._save, SaveStage.SETTLED)

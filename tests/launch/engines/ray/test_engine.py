@@ -4,6 +4,7 @@ slices.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -21,6 +22,8 @@ import pytest
 
 from holdfast.launch import RestartPolicy, StartupTimeout
 from holdfast.launch import ray as engine
+from holdfast.launch.engines.ray.engine import RayEngine
+from holdfast.launch.supervisor.job import Event, Exited, Launch, Reserve, Reserved, Stop
 from tests.support.cluster import CollectedOutput
 from tests.support.libraries import need
 from tests.support.paths import EXAMPLES
@@ -217,6 +220,43 @@ def test_without_security_there_is_no_relay(fleet: Fleet) -> None:
     values = engine.run(look, spec(insecure=True)).values
     assert len({address for address, *_ in values}) == 1 and not values[0][0].startswith("unix:")
     assert {host for *_, host in values} == {None}
+
+
+def test_an_attempt_that_cannot_start_is_over_at_once(fleet: Fleet) -> None:
+    """Once its actors are there, and before that: nobody waits for processes that never were."""
+    policy = RestartPolicy(max_startup_failures=0, grace_s=60, startup_timeout_s=60)
+    began = time.monotonic()
+    for wrong in ({"env": {"A": 1}}, {"heartbeat_timeout_s": -1.0}):
+        result = engine.run(look, spec(restart=policy, **wrong)).job
+        assert result.outcome == "failed" and "could not start" in result.reasons[-1]
+    assert time.monotonic() - began < 55
+    assert_nothing_reserved(fleet)
+
+
+def test_a_stop_is_heard_while_actors_start(fleet: Fleet) -> None:
+    """No turn of the loop waits for them; what has begun is given back."""
+    its = RayEngine("j", spec(), command=["sleep", "600"], call=None, output=CollectedOutput())
+    its.carry_out(Reserve(1, 4, 4, 60.0))
+    seen: list[Event] = []
+    turns: list[float] = []
+
+    def turn() -> None:
+        began = time.monotonic()
+        seen.extend(its.events(None))
+        turns.append(time.monotonic() - began)
+
+    with contextlib.closing(its):
+        while not any(isinstance(event, Reserved) for event in seen):
+            turn()
+        its.carry_out(Launch(1, 4))
+        turn()
+        its.forward(signal.SIGTERM)
+        its.forward(signal.SIGTERM)
+        while not any(isinstance(event, Exited) for event in seen):
+            turn()
+    assert max(turns) < 2.0, turns  # twice a second, on a machine that does more
+    assert next(event for event in seen if isinstance(event, Stop | Exited)) == Stop("SIGTERM")
+    assert_nothing_reserved(fleet)
 
 
 def test_the_example_runs_unchanged(fleet: Fleet, tmp_path: Path) -> None:
