@@ -75,7 +75,7 @@ class LiveView(ConsoleOutput):
         saved = ""
         if job.saved_step >= 0:
             saved = f", step {job.saved_step} saved {now - self._saved_at[1]:.0f} s ago"
-        return f"{job.job_id}: {job.word}, attempt {job.attempt}{saved}"
+        return f"{job.job_id}: {job.state}, attempt {job.attempt}{saved}"
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -117,7 +117,7 @@ def _state(job: Job, process: int) -> str:
     code = job.exit_codes.get(process)
     if code is not None:
         return _ending(code)
-    if job.state in (State.PREEMPTING, State.RESIZING):
+    if job.state is State.PREEMPTING:
         return "saving"
     return "ending" if job.state is State.RESTARTING else "running"
 
@@ -141,6 +141,6 @@ def change_printer(output: Output, *, first_attempt: int) -> Callable[[Job, Deci
             return
         if after.final:  # the last line says more
             return
-        output.say(f"{after.word}: {decision.reason}")
+        output.say(f"{after.state}: {decision.reason}")
 
     return print_change

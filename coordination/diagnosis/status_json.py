@@ -14,7 +14,7 @@ from holdfast.proto import session_pb2
 from .findings import Finding
 from .verdict import judge
 
-SCHEMA = 2
+SCHEMA = 3
 """The number of what is written. It rises when a name or a type changes, or one goes."""
 
 _INTEGERS = frozenset(

@@ -69,10 +69,8 @@ BY_LAUNCHER: Mapping[str, JobState] = MappingProxyType(
         "preempted": JobState.PREEMPTED,
         "failed": JobState.FAILED,
         "preempting": JobState.PREEMPTING,
-        "resizing": JobState.RESTARTING,
         "restarting": JobState.RESTARTING,
         "rejoining": JobState.RESTARTING,
-        "rescheduling": JobState.RESTARTING,
         "initializing": JobState.STARTING,
         "scheduling": JobState.STARTING,
     }

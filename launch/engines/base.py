@@ -433,7 +433,7 @@ def run_job(
         if changed or after.why_waiting != before.why_waiting:
             engine.tell(decision)
         if changed:
-            engine.note(f"attempt {after.attempt} is {after.word}: {decision.reason}")
+            engine.note(f"attempt {after.attempt} is {after.state}: {decision.reason}")
         over = before.state in LIVES and after.state not in LIVES
         if over and after.alive and after.error is not None:
             engine.end_attempt(after.attempt, after.error)

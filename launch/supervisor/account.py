@@ -74,7 +74,7 @@ class Errand:
         """Returns what the coordinator is told after a decision."""
         job = decision.job
         return session_pb2.Launcher(
-            state=job.word,
+            state=str(job.state),
             why=decision.reason,
             waiting_for=job.why_waiting if job.state is State.SCHEDULING else "",
             command=printable(shlex.join(self.command), lines=True),

@@ -3,7 +3,7 @@
 It has no clock, thread, process or socket.
 
     initializing -> scheduling -> running -> finished
-    scheduling -> rescheduling -> scheduling
+    scheduling -> restarting -> scheduling
         starting failed or took too long, while its budget lasts
     running -> restarting -> scheduling
         a process died or hangs, while its budget lasts
@@ -11,10 +11,12 @@ It has no clock, thread, process or socket.
         likewise, where all others can outlive the attempt
     running -> preempting -> restarting -> scheduling
         a notice: save, leave, come back
-    running -> resizing -> scheduling
-        more capacity is there
+    running -> preempting -> scheduling
+        a notice of the launcher's own: more capacity is there
+    any -> preempted
+        asked to stop, or preempted once too often
     any -> failed
-        a budget is spent, no progress, exit code 93, or asked to stop
+        another budget is spent, no progress, exit code 93
 
 Engines (this machine, Ray, Slurm) report events and carry out actions; they decide nothing. After a
 notice an exit code of 0 does not mean done, unless the training loop reported so: the job comes
@@ -43,6 +45,7 @@ from holdfast.multihost.group.group import SaveStage
 from .job import (
     DO_NOT_RESTART,
     DONE,
+    GROWING,
     HANG,
     NO_SAVE,
     PREEMPTED,
@@ -221,7 +224,8 @@ def _on_coordinator_ended(job: Job, event: CoordinatorEnded, now: float) -> Deci
         return _decision(job, f"{event.why}; nobody needs it")
     ran = f"{_alive_of(job)} ran, in attempt {job.attempt}"
     # After a notice a death is a preemption.
-    kind = Preempted if job.state is State.PREEMPTING else WorkerFailed
+    is_preempted = job.state is State.PREEMPTING and not job.grows
+    kind = Preempted if is_preempted else WorkerFailed
     error = _error(job, kind, f"{event.why} while {ran}")
     # Nobody says any more how a save stands, and none can be committed: waiting is in vain.
     return _end_attempt(replace(job, saves={}), error, now)
@@ -273,7 +277,7 @@ def _on_progress(job: Job, event: Progressed, now: float) -> Decision:
 def _on_notice(job: Job, event: Noticed, now: float) -> Decision:
     source = f"notice from {event.source}"
     # Most often the echo of our own notice: the processes leave in any case.
-    if event.delivered and job.state is State.RESIZING:
+    if event.delivered and job.grows:
         if event.deadline is not None and job.wake_at is not None:
             job = replace(job, wake_at=min(job.wake_at, event.deadline))
         return _decision(job, f"{source}, while all are leaving to come back as more")
@@ -308,11 +312,8 @@ def _on_capacity(job: Job, event: Capacity, now: float) -> Decision:
     young = now - job.started_at < job.policy.grow_after_s
     if num_processes == job.num_processes or young or job.exit_codes:
         return _decision(job, f"{room}, the job has {job.num_processes}")
-    wake_at = now + job.policy.preemption_grace_s
-    following = replace(job, state=State.RESIZING, leaving_since=now, wake_at=wake_at)
-    change = f"save, leave and come back as {num_processes}"
-    reason = f"{room}, the job has {job.num_processes}: {change}"
-    return _decision(following, reason, Notify("growing"))
+    change = f"{room}, the job has {job.num_processes}: come back as {num_processes}"
+    return _preempt(job, _add_notice(job, GROWING, None), now, change, Notify(GROWING))
 
 
 def _on_stop(job: Job, event: Stop, now: float) -> Decision:
@@ -323,15 +324,14 @@ def _on_stop(job: Job, event: Stop, now: float) -> Decision:
     if job.state is State.RESTARTING:
         reason = f"{event.source} while ending attempt {job.attempt}: no attempt follows"
         return _decision(job, reason)
-    leaving = job.state in (State.PREEMPTING, State.RESIZING)
-    actions = () if leaving else (Notify(event.source),)
+    actions = () if job.state is State.PREEMPTING else (Notify(event.source),)
     why = f"asked to stop by {event.source}"
     if event.source == "SIGINT":
         why += ", Ctrl-C again ends them at once"
     return _preempt(job, job, now, why, *actions)
 
 
-# --- Leaving: preempting and resizing
+# --- Leaving after a notice
 
 
 def _add_notice(job: Job, source: str, deadline: float | None) -> Job:
@@ -350,7 +350,7 @@ def _leave_by(job: Job) -> float:
 
 def _preempt(before: Job, job: Job, now: float, why: str, *actions: Action) -> Decision:
     """Goes to (or stays in) preempting; the earliest deadline of all notices wins."""
-    if before.state not in (State.PREEMPTING, State.RESIZING):
+    if before.state is not State.PREEMPTING:
         job = replace(job, leaving_since=now, wake_at=None)
     deadline = _leave_by(job)
     # Those whom a failure has left less time get no more by another notice.
@@ -409,12 +409,12 @@ def _on_progress_while_preempting(job: Job, event: Progressed, now: float) -> De
 def _on_all_left(job: Job, now: float) -> Decision:
     """Decides what an attempt has come to that had a notice, and whose processes have all left.
 
-    It is done, is to be resized, or was preempted.
+    It is done, is to grow, or was preempted.
     """
     if job.reported_done and not any(job.exit_codes.values()):
         return _finish(job, f"{_everybody(job, 'has', 'have')} reported the end, and left")
-    if job.state is State.RESIZING and not job.stopping:
-        following = _schedule(replace(job, idle_attempts=_idle(job)), now, " to resize")
+    if job.grows:
+        following = _schedule(replace(job, idle_attempts=_idle(job)), now, " to grow")
         return replace(following, actions=(Release(), *following.actions))
     message = f"{_everybody(job, 'has', 'have')} left after notice from {_source(job)}"
     if failed := sorted(p for p, code in job.exit_codes.items() if code not in _LEFT):
@@ -634,11 +634,13 @@ def _retry(job: Job, error: JobError, now: float, *, patient: bool) -> Decision:
         return _end_processes(job, now, f"{error}; {left} ({spent})", patient=patient)
     wait_s = backoff_s(job)
     reason = f"{error}; again in {wait_s:.1f} s ({spent})"
-    job = replace(job, wake_at=now + wait_s)
-    if job.state is State.SCHEDULING:
-        return _decision(replace(job, state=State.RESCHEDULING), reason, Release())
-    job = replace(job, state=State.RESTARTING)
-    return _decision(job, reason, Release(), PrepareNext(job.attempt + 1, job.num_processes))
+    return _give_back(replace(job, state=State.RESTARTING, wake_at=now + wait_s), reason)
+
+
+def _give_back(job: Job, reason: str) -> Decision:
+    """Ends an attempt of which nobody is left; the back-off has begun."""
+    prepare = PrepareNext(job.attempt + 1, job.num_processes)
+    return _decision(job, reason, Release(), *([prepare] if job.num_processes else []))
 
 
 def _end_processes(job: Job, now: float, reason: str, *, patient: bool) -> Decision:
@@ -714,8 +716,7 @@ def _back_off(job: Job, now: float, why: str) -> Decision:
     # A process that even SIGKILL did not end counts as killed: the next attempt fences it off.
     codes = {**job.exit_codes, **dict.fromkeys(job.alive, -9)}
     job = replace(job, alive=frozenset(), exit_codes=codes, wake_at=now + wait_s)
-    prepare = PrepareNext(job.attempt + 1, job.num_processes)
-    return _decision(job, f"{why}; again in {wait_s:.1f} s", Release(), prepare)
+    return _give_back(job, f"{why}; again in {wait_s:.1f} s")
 
 
 def _on_tick_while_restarting(job: Job, event: Tick, now: float) -> Decision:
@@ -743,8 +744,9 @@ def _kill_the_rest(job: Job, now: float, reason: str) -> Decision:
 
 
 def _end_job(job: Job, error: JobError, reason: str, *actions: Action) -> Decision:
+    state = State.PREEMPTED if isinstance(error, Preempted) else State.FAILED
     following = replace(
-        job, state=State.FAILED, error=error, exit_code=_exit_code(job, error), wake_at=None
+        job, state=state, error=error, exit_code=_exit_code(job, error), wake_at=None
     )
     if not job.alive:
         actions = ()
@@ -807,7 +809,7 @@ def _unsaved(job: Job) -> str:
 
 def _source(job: Job) -> str:
     """Returns whose notice came first: what processes report after it is mostly its echo."""
-    return next(iter(job.notices), "a notice")
+    return next((source for source in job.notices if source != GROWING), "a notice")
 
 
 def _how(code: int) -> str:
@@ -846,7 +848,6 @@ _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
     (State.SCHEDULING, Waiting): _on_waiting,
     (State.SCHEDULING, Tick): _on_tick_while_scheduling,
     (State.SCHEDULING, StartFailed): _on_start_failed,
-    (State.RESCHEDULING, Tick): _on_tick_while_restarting,
     (State.RUNNING, Exited): _on_exit_while_running,
     (State.RUNNING, StartFailed): _on_start_failed,
     (State.RUNNING, Noticed): _on_notice,
@@ -865,10 +866,6 @@ _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
     (State.PREEMPTING, Noticed): _on_notice,
     (State.PREEMPTING, Withdrawn): _on_withdrawn,
     (State.PREEMPTING, Tick): _on_tick_while_preempting,
-    (State.RESIZING, Exited): _on_exit_while_preempting,
-    (State.RESIZING, CoordinatorEnded): _on_coordinator_ended,
-    (State.RESIZING, Noticed): _on_notice,
-    (State.RESIZING, Tick): _on_tick_while_preempting,
     (State.RESTARTING, Exited): _on_exit_while_restarting,
     (State.RESTARTING, Tick): _on_tick_while_restarting,
     **{(state, Stop): _on_stop for state in State},
@@ -876,5 +873,4 @@ _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
     (State.RESTARTING, CoordinatorEnded): _on_coordinator_ended_while_restarting,
     (State.RUNNING, Progressed): _on_progress,
     (State.PREEMPTING, Progressed): _on_progress_while_preempting,
-    (State.RESIZING, Progressed): _on_progress_while_preempting,
 }

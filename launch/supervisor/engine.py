@@ -161,7 +161,7 @@ def _result(
 ) -> JobResult:
     interrupted = "SIGINT" in job.notices
     return JobResult(
-        outcome=_outcome(job),
+        outcome="done" if job.state is State.FINISHED else str(job.state),
         job_id=job.job_id,
         attempts=attempts,
         exit_code=INTERRUPTED if interrupted else job.exit_code,
@@ -173,9 +173,3 @@ def _result(
         interrupted=interrupted,
         goodput=goodput,
     )
-
-
-def _outcome(job: Job) -> str:
-    if job.state is State.FINISHED:
-        return "done"
-    return "preempted" if isinstance(job.error, Preempted) else "failed"

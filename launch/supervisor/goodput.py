@@ -10,7 +10,7 @@ HUNG_S = 8.0
 """Without a step for so long, and for three usual steps, the time since the last step is lost."""
 _UNPACED_S = 60.0  # for the first steps, before their pace is known
 
-RUNS = (State.RUNNING, State.PREEMPTING, State.RESIZING)
+RUNS = (State.RUNNING, State.PREEMPTING)
 """States in which processes run, and are meant to."""
 LIVES = (*RUNS, State.REJOINING)
 """States that an attempt is in until it has come to its end."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from holdfast.coordination.names import on_the_wire
-from holdfast.multihost import JobError, Preempted
+from holdfast.multihost import JobError
 from holdfast.multihost.group.group import SaveStage
 
 # Exit codes between a process and whoever started it.
@@ -22,18 +22,17 @@ INTERRUPTED = 130  # of the launcher itself, after Ctrl-C
 
 
 class State(enum.StrEnum):
-    """The states of a job. Only `finished` and `failed` are final."""
+    """The states of a job. `finished`, `preempted` and `failed` are final."""
 
     INITIALIZING = "initializing"  # nothing has been asked for yet
     SCHEDULING = "scheduling"  # waiting for machines, under one deadline for the whole gang
-    RESCHEDULING = "rescheduling"  # starting failed; backing off before asking again
     RUNNING = "running"
     PREEMPTING = "preempting"  # a notice is out; the processes are saving and leaving
-    RESTARTING = "restarting"  # what is left of an attempt is being ended, then a back-off
+    # what is left of an attempt is being ended, if anything is; then a back-off
+    RESTARTING = "restarting"
     REJOINING = "rejoining"  # a process is replaced; the others join the next attempt
-    # more capacity is there: the processes are saving and leaving to come back as more
-    RESIZING = "resizing"
     FINISHED = "finished"
+    PREEMPTED = "preempted"
     FAILED = "failed"
 
 
@@ -85,6 +84,8 @@ class SavePosition(NamedTuple):
     stage: SaveStage
 
 
+GROWING = "growing"
+"""The source of the launcher's own notice: there is room for more processes."""
 NO_SAVE = SavePosition(-1, SaveStage.SETTLED)
 
 
@@ -153,13 +154,13 @@ class Job(Attempt):
     @property
     def final(self) -> bool:
         """Whether nothing happens to this job any more."""
-        return self.state in (State.FINISHED, State.FAILED)
+        return self.state in (State.FINISHED, State.PREEMPTED, State.FAILED)
 
     @property
-    def word(self) -> str:
-        """How the job is, as every view says it: a job that fails as preempted is preempted."""
-        is_preempted = self.final and isinstance(self.error, Preempted)
-        return "preempted" if is_preempted else str(self.state)
+    def grows(self) -> bool:
+        """Whether the processes leave for no other reason than to come back as more."""
+        is_alone = self.notices.keys() == {GROWING}
+        return self.state is State.PREEMPTING and is_alone and not self.stopping
 
     @property
     def num_processes(self) -> int:

@@ -420,7 +420,7 @@ function timeTicks(first, last, wanted) {
 }
 
 function breaksOf(events) {
-  return events.filter((event) => /^attempt \d+ is (restarting|rejoining|preempting|resizing|running)/.test(event.text)).map((event) => event.unix_s);
+  return events.filter((event) => /^attempt \d+ is (restarting|rejoining|preempting|running)/.test(event.text)).map((event) => event.unix_s);
 }
 
 function partsOf(samples, breaks) {

@@ -62,7 +62,7 @@ def test_the_whole_is_described() -> None:
     assert described("") == ours | declared("StatusResponse")
     finding = Finding("failed", "process 1 has failed", (1,), ("b1",))
     shown = status_json(session_pb2.StatusResponse(num_processes=2), [finding])
-    assert shown["schema"] == SCHEMA == 2
+    assert shown["schema"] == SCHEMA == 3
     assert set(shown["verdict"]) == set(described("Verdict"))
     assert set(shown["diagnosis"][0]) == set(described("Finding"))
     assert shown.keys() == described("").keys() - {"launcher"}

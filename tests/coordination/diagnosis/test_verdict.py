@@ -81,7 +81,6 @@ TABLE: dict[str, tuple[session_pb2.StatusResponse, tuple[Finding, ...], str, Job
     "an attempt is being ended": (
         job(launcher=said("restarting")), (FAILED,), "it is gone", JobState.RESTARTING,
     ),
-    "more room has come": (job(launcher=said("resizing")), (), "", JobState.RESTARTING),
     "the launcher says that it runs": (job(launcher=said("running")), (), "", JobState.HEALTHY),
     "over, done": (job(launcher=said("finished")), (ODD,), "gone", JobState.FINISHED),
     "over, failed": (job(launcher=said("failed")), (), "gone", JobState.FAILED),

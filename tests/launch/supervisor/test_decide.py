@@ -398,7 +398,10 @@ def test_exit_codes_of_processes(code: int, kind: type, exit_code: int) -> None:
     """93 is never tried again, 124 is a hang, 75 a preemption; anything else is a failure."""
     run = running(RestartPolicy(max_failures=9 if code == 93 else 0)).exit([code] * 4)
     assert type(run.job.error) is kind
-    assert (run.job.state, run.job.exit_code) == (State.FAILED, exit_code)
+    assert (run.job.state, run.job.exit_code) == (
+        State.PREEMPTED if code == 75 else State.FAILED,
+        exit_code,
+    )
     assert pickle.loads(pickle.dumps(run.job.error)).attempt == 1
 
 
@@ -497,7 +500,7 @@ def test_a_deadline_holds_while_growing() -> None:
     run = running(RestartPolicy(grow_after_s=0), num_processes=2).handle(Capacity(4))
     assert run.job.wake_at == 220.0
     run.handle(Noticed("process 0 (preempted)", deadline=130.0, delivered=True))
-    assert (run.job.state, run.job.wake_at) == (State.RESIZING, 130.0)
+    assert (run.job.state, run.job.wake_at) == (State.PREEMPTING, 130.0)
 
 
 def test_a_deadline_holds_after_93() -> None:
@@ -521,12 +524,12 @@ def test_a_gang_too_large_times_out_once() -> None:
 
 
 def test_a_failed_start_is_tried_again_later() -> None:
-    """ERR-3: rescheduling waits twice as long each time, and ends with the budget."""
+    """ERR-3: the next one waits twice as long each time, and ends with the budget."""
     run = Run(RestartPolicy(backoff_jitter=0.0)).handle(Start())
     waits = []
     for attempt in (1, 2, 3):
         run.handle(StartFailed(attempt, "port taken"))
-        assert run.job.state is State.RESCHEDULING
+        assert run.job.state is State.RESTARTING
         assert run.job.wake_at is not None
         waits.append(run.job.wake_at - run.now)
         run.wake()
@@ -540,7 +543,7 @@ def test_a_machine_taken_while_starting_spends_the_budget_of_preemptions() -> No
     """ERR-3: the machines went, the start itself did not fail."""
     run = Run(RestartPolicy(max_startup_failures=0, max_preemptions=1)).handle(Start())
     run.handle(StartFailed(1, "a machine went", preempted=True))
-    assert run.job.state is State.RESCHEDULING
+    assert run.job.state is State.RESTARTING
     run.wake()
     run.handle(StartFailed(2, "a machine went", preempted=True))
     assert isinstance(run.job.error, Preempted)
@@ -599,7 +602,8 @@ def test_growing_and_shrinking() -> None:
     assert run.handle(Capacity(4)).actions == [Notify("growing")]
     assert (
         run.handle(Noticed("process 0 (SIGTERM received)", delivered=True)).job.state
-        is State.RESIZING
+        is State.PREEMPTING
+        and run.job.grows
     )  # our own words
     assert run.exit([75, 75]).actions == [Release(), Reserve(2, 2, 4, 600.0)]
     assert run.job.budget_used == {}
@@ -883,7 +887,10 @@ def _check_step(
     if before.state is State.PREEMPTING and after.state not in (State.PREEMPTING, State.FINISHED):
         do_not_restart = isinstance(event, Exited) and event.code == 93
         assert (
-            isinstance(event, Withdrawn) or do_not_restart or isinstance(after.error, Preempted)
+            before.grows
+            or isinstance(event, Withdrawn)
+            or do_not_restart
+            or isinstance(after.error, Preempted)
         ), "a lost preemption"
     if after.state is State.FAILED:
         assert after.error is not None
@@ -943,7 +950,7 @@ def test_no_sequence_of_events_breaks_the_promises(block: int) -> None:
             event = _random_event(lots, job, now)
             decision = decide(job, event, now)
             _check_step(job, event, decision.job, decision.actions, decision.reason)
-            resized = job.state is State.RESIZING
+            resized = job.grows
             since_progress += decision.job.attempt > job.attempt and not resized
             since_progress = (
                 0 if isinstance(event, Progressed) and decision.job.progressed else since_progress

@@ -40,9 +40,10 @@ def test_a_job_counts_the_living_and_the_left(alive: set[int], exit_codes: dict[
     assert job.num_processes == len(alive) + len(exit_codes)
 
 
-def test_only_finished_and_failed_are_final() -> None:
+def test_three_states_are_final() -> None:
     """From every other state something can still happen."""
     assert [state for state in State if Job("j", 1, 1, state=state).final] == [
         State.FINISHED,
+        State.PREEMPTED,
         State.FAILED,
     ]

@@ -9,7 +9,6 @@ from holdfast.launch.supervisor.job import (
     Launch,
     Progressed,
     Release,
-    State,
 )
 
 from .reading import CLOSE_S, Broken, actions, is_own
@@ -31,7 +30,7 @@ def an_attempt_costs_once(trace: Trace) -> Broken:
         for step in steps:
             gained = sum(step.after.budget_used.values()) - sum(step.before.budget_used.values())
             taken += max(0, gained)
-        is_free = step.after.final or step.before.state is State.RESIZING
+        is_free = step.after.final or step.before.grows
         if number and (taken > 1 or (taken == 0 and not is_free)):
             yield f"takes {taken} from the budgets in attempt {number}"
 
@@ -64,7 +63,7 @@ def idle_attempts_end_the_job(trace: Trace) -> Broken:
         last = attempt[-1].after
         ran = bool(last.staying) or any(actions(step, Launch) for step in attempt)
         idle = 0 if last.progressed else idle + ran
-        goes_on = not last.final and last.state is not State.RESIZING
+        goes_on = not last.final and not last.grows
         limit = max(1, last.policy.attempts_without_progress)
         if idle >= limit and last.step >= 0 and ran and goes_on:
             yield f"goes on after {idle} attempts without progress: {attempt[-1]}"

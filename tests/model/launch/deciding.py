@@ -45,7 +45,7 @@ def growing_waits(trace: Trace) -> Broken:
     for step in trace.steps:
         if actions(step, Launch):
             launched_at = step.now
-        grows = step.before.state is State.RUNNING and step.after.state is State.RESIZING
+        grows = step.before.state is State.RUNNING and step.after.grows
         young = step.now < launched_at + step.before.policy.grow_after_s - CLOSE_S
         if grows and (young or step.before.exit_codes):
             yield f"grows too early: {step}"
@@ -67,7 +67,7 @@ def the_exit_code_says_why(trace: Trace) -> Broken:
     expected = {0} if last.state is State.FINISHED else _codes(list(trace.attempts())[-1])
     stopped = any(isinstance(step.event, Stop) for step in trace.steps)
     # Where the end of the attempt was decided before Stop came, both are right.
-    if stopped and last.state is State.FAILED and expected != {DO_NOT_RESTART}:
+    if stopped and last.state is State.PREEMPTED and expected != {DO_NOT_RESTART}:
         expected = expected | {PREEMPTED}
     if last.exit_code not in expected:
         yield f"ends with {last.exit_code}, expected one of {expected}: {last.error}"
@@ -88,8 +88,7 @@ def _codes(attempt: list[Step]) -> set[int]:
 
 
 def _code_after_a_notice(step: Step) -> int:
-    grows = step.before.state is State.RESIZING
-    return 1 if grows and isinstance(step.event, CoordinatorEnded) else PREEMPTED
+    return 1 if step.before.grows and isinstance(step.event, CoordinatorEnded) else PREEMPTED
 
 
 def _code(step: Step) -> int | None:

@@ -18,7 +18,7 @@ from .trace import Step
 
 Broken: TypeAlias = Iterator[str]
 LEFT = (0, PREEMPTED)
-GOES = (State.PREEMPTING, State.RESIZING)
+GOES = (State.PREEMPTING,)
 CLOSE_S = 1e-6
 
 

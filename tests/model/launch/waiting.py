@@ -18,7 +18,7 @@ from holdfast.launch.supervisor.job import (
 from .reading import CLOSE_S, GOES, Broken, actions
 from .trace import Trace
 
-TIMED = (*GOES, State.SCHEDULING, State.RESCHEDULING, State.RESTARTING, State.REJOINING)
+TIMED = (*GOES, State.SCHEDULING, State.RESTARTING, State.REJOINING)
 
 
 def nothing_waits_for_ever(trace: Trace) -> Broken:
