@@ -209,7 +209,8 @@ def train(
 
 class Marks:
     """Marks each step when its devices have done it. A thread looks: the loop itself may be in a
-    save meanwhile. It waits for no array, and ends with the loop.
+    save meanwhile. It waits for no array, and ends with the loop, or at a step that has failed:
+    the loop runs ahead, and hears of that no sooner than in its next save.
     """
 
     def __init__(self, pipe: Path, attempt: int, process: int) -> None:
@@ -228,7 +229,11 @@ class Marks:
     def _look(self) -> None:
         while not self._closed.wait(_LOOK_S):
             while self._ahead and self._ahead[0][1].is_ready():
-                step, _ = self._ahead.popleft()
+                step, loss = self._ahead.popleft()
+                try:
+                    loss.block_until_ready()
+                except Exception:  # a peer has died: this step failed, and so do those after it
+                    return
                 mark(self._pipe, "step", self._attempt, step=step, process=self._process)
 
     def close(self) -> None:
