@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .names import on_the_wire
+
 
 class HoldfastError(Exception):
     """The root of every error that holdfast raises. Facts are keyword arguments and become
@@ -26,7 +28,7 @@ class HoldfastError(Exception):
     """
 
     def __init__(self, message: str = "", **facts: Any) -> None:
-        super().__init__(message)
+        super().__init__(on_the_wire(message))  # it is printed, whatever it quotes
         for name, value in facts.items():
             if not hasattr(type(self), name):
                 raise TypeError(f"{type(self).__name__} has no fact named {name!r}")

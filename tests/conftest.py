@@ -13,12 +13,17 @@ from pathlib import Path
 
 import pytest
 import pytest_timeout
+from hypothesis import HealthCheck, settings
 
 from tests.support.load import load
 
 # A test that hangs in a C call, or in its own clean-up, never sees its limit's signal.
 UNHEEDED_S = 60
 TESTS = Path(__file__).parent
+
+# How fast examples are made is said of a machine that has nothing else to do.
+settings.register_profile("holdfast", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("holdfast")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from ..arrays.dtypes import as_weak
 from ..arrays.jax_settings import own_settings
 from ..errors import CheckpointError, UnsupportedLeaf
-from .limits import shown
+from .limits import MALFORMED, shown
 from .tree import type_name
 
 _MOST_BITS = 10_000  # of an int that every Python writes and reads as a decimal number
@@ -213,7 +213,7 @@ def decode(value: Any) -> Any:
     try:
         decoded = _DECODERS[kind](value[kind])
         return _CONVERTERS[value[_OF]](decoded) if _OF in value else decoded
-    except (KeyError, ValueError, TypeError) as error:
+    except MALFORMED as error:
         raise CheckpointError(
             f"an iterator's state holds {kind!r}, which does not read: {error}"
         ) from error

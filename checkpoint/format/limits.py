@@ -16,6 +16,16 @@ JSON_LIMIT_BYTES = 100_000_000
 JSON_DEPTH = 200  # of lists and objects within each other, as of trees: JSON parsers recurse
 HEADER_LIMIT_BYTES = 100_000_000  # of a pack, as in the safetensors library
 RECORD_LIMIT_BYTES = 256 << 20
+# What Python raises where a text is not of the shape that is expected. SyntaxError: of a dtype.
+MALFORMED = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    SyntaxError,
+)
 ITEM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 

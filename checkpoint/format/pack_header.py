@@ -16,6 +16,7 @@ import numpy as np
 from crc32c import crc32c
 
 from ..errors import Corrupt, HostileCheckpoint
+from .limits import MALFORMED
 
 ALIGN_BYTES = 64
 # left for the header where a store bounds its files: more than a file of that size needs
@@ -136,7 +137,7 @@ def parse_header(data: bytes, size: int, path: str) -> dict[str, ChunkEntry]:
         header = json.loads(data[8:])
         metadata = header.pop("__metadata__")
         return _parse_chunks(metadata, header, len(data), size, path)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except MALFORMED as error:
         raise Corrupt.at(path, f"the header of this pack cannot be read: {error!r}") from error
 
 

@@ -24,7 +24,7 @@ from ..storage.sure_read import read_surely
 from ..storage.tombstone import RECORD_NAME, body_of, sealed
 from .grid import Grid, Ints
 from .item_report import FILE_NAME, SAVE_ID, FileReport
-from .limits import HEADER_LIMIT_BYTES, ITEM_NAME, RECORD_LIMIT_BYTES
+from .limits import HEADER_LIMIT_BYTES, ITEM_NAME, MALFORMED, RECORD_LIMIT_BYTES
 from .own_files import is_folder_name, is_own_name
 from .static_data import parse_static_data
 from .step_folders import other_step
@@ -272,15 +272,7 @@ def parse_record(data: bytes, path: str) -> Record:
         return _parse(json.loads(data), path)
     except (HostileCheckpoint, Corrupt):
         raise
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        IndexError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+    except MALFORMED as error:
         message = f"this is not a record that holdfast writes: {error!r}"
         raise HostileCheckpoint.at(path, message) from error
     except MemoryError as error:

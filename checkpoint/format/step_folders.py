@@ -18,6 +18,7 @@ from ..storage.path import join
 from ..storage.sure_read import read_surely
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME, TOMBSTONE
+from .limits import MALFORMED
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -140,7 +141,7 @@ def _read_names(storage: Storage, file: str, parse: Callable[[Any], T], expected
         if not _is_listed(storage, file):
             return None
         raise
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+    except MALFORMED as error:
         raise HostileCheckpoint.at(
             join(storage.root, file),
             f"this does not say how the folders of steps are called: {error!r}; expected"

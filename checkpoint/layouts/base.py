@@ -9,14 +9,16 @@ other people's layouts.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import StepNotFound
+from ..errors import CheckpointError, Corrupt, StepNotFound
 from ..format.grid import Grid
+from ..format.limits import MALFORMED
 from ..format.record import ItemRecord, LeafRecord
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import Allocate, ArrayReader, ReadRequest
@@ -219,3 +221,17 @@ def verify_by_reading(checkpoint: CheckpointReader, files: int) -> VerifyReport:
         leaves += len(item.leaves)
     step = checkpoint.info.step or 0
     return VerifyReport(checkpoint.info.path, step, files, leaves, bytes=total)
+
+
+@contextlib.contextmanager
+def parsing(path: str) -> Iterator[None]:
+    """Makes Corrupt, naming `path`, of whatever goes wrong in parsing what stands there."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except MALFORMED as error:
+        raise Corrupt(
+            f"{path} is damaged: what should describe its arrays does not ({error!r:.200})",
+            file=path,
+        ) from error

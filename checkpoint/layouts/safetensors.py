@@ -10,7 +10,6 @@ files are left out with a warning: they are what an older save or another model 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -37,7 +36,7 @@ from ..restoring.restore import VerifyReport
 from ..storage.base import Entry
 from ..storage.path import StorePath
 from ..storage.threads import run_side_by_side
-from .base import CheckpointInfo, array_record, find_named, verify_by_reading
+from .base import CheckpointInfo, array_record, find_named, parsing, verify_by_reading
 
 log = logging.getLogger("holdfast.checkpoint")
 INDEX = "model.safetensors.index.json"
@@ -390,7 +389,7 @@ def _index_among(folder: StorePath, names: Collection[str]) -> str | None:
 def _read_index(folder: StorePath, index: str) -> dict[str, str]:
     """Returns in which file each tensor is. Raises Corrupt, HostileCheckpoint."""
     path = f"{folder}/{index}"
-    with _damaged(path):
+    with parsing(path):
         assigned = dict(json.loads(folder.fetch(index))["weight_map"].items())
         if not all(isinstance(name, str) and _is_plain(name) for name in assigned.values()):
             raise HostileCheckpoint(f"{path} names files that are not in its own folder", file=path)
@@ -531,7 +530,7 @@ def read_header(
         )
     data = bytearray(length)
     folder.read(name, 8, [memoryview(data)])
-    with _damaged(path):
+    with parsing(path):
         header = json.loads(bytes(data))
         texts = header.pop("__metadata__", None) or {}
         metadata = {str(key): str(value) for key, value in texts.items()}
@@ -566,18 +565,6 @@ def _tensor(path: str, key: str, value: Any) -> Tensor:
     if dtype is None:
         return Tensor(path, begin, (end - begin,), np.dtype(np.uint8), unread=str(name))
     return Tensor(path, begin, shape, dtype)
-
-
-@contextlib.contextmanager
-def _damaged(path: str) -> Iterator[None]:
-    """Turns whatever goes wrong in parsing a header or an index into Corrupt."""
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupt(
-            f"{path} is damaged: what should describe its tensors does not ({error!r:.200})",
-            file=path,
-        ) from None
 
 
 def runs(

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ..agreement.save_protocol import BranchStart
 from ..errors import Corrupt, HostileCheckpoint
 from ..format.item_report import ItemReport, is_file_of
-from ..format.limits import ITEM_NAME
+from ..format.limits import ITEM_NAME, MALFORMED
 from ..format.record import whole
 from ..saving.record_builder import TreeText
 from ..steps.claims import writer_of
@@ -115,7 +115,7 @@ class Part:
             )
         try:
             return _parse_part(json.loads(data))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except MALFORMED as error:
             raise HostileCheckpoint(
                 f"{path}: this is not a part that holdfast writes: {error!r}", path=path, file=path
             ) from error

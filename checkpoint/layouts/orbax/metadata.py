@@ -128,7 +128,7 @@ def build_tree(leaves: Mapping[tuple[tuple[str, bool], ...], Any]) -> Any:
 def _finish(level: Any) -> Any:
     if type(level) is tuple:
         return level[0]
-    if level and all(index and key.isdigit() for key, index in level):
+    if level and all(index and key.isdecimal() for key, index in level):
         return [
             _finish(value) for _, value in sorted(level.items(), key=lambda pair: int(pair[0][0]))
         ]
@@ -159,9 +159,9 @@ def parse_array_metadata(data: bytes, file: str) -> dict[str, str]:
     return found
 
 
-def prng_name(implementation: str) -> str:
+def prng_name(implementation: Any) -> str:
     """Returns jax's name of a PRNG implementation, which old files call by its tag."""
-    return _PRNG_TAGS.get(implementation, implementation)
+    return _PRNG_TAGS.get(implementation, str(implementation))
 
 
 def parse_shardings(data: bytes, file: str) -> dict[str, Any]:

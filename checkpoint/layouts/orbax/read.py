@@ -16,7 +16,7 @@ from ...restoring.per_process import PerProcessSelection
 from ...restoring.restore import VerifyReport
 from ...storage.base import Entry
 from ...storage.path import StorePath
-from ..base import CheckpointInfo, verify_by_reading
+from ..base import CheckpointInfo, parsing, verify_by_reading
 from . import metadata as orbax
 from .arrays import OrbaxItem, context_of
 
@@ -71,7 +71,8 @@ class OrbaxCheckpoint:
         self._lock = threading.Lock()
         names = folder.names()
         self._folders = self._find_items(names)
-        self.info = self._read_info(names)
+        with parsing(str(folder)):
+            self.info = self._read_info(names)
 
     def _find_items(self, names: Mapping[str, Entry]) -> dict[str, tuple[StorePath, str]]:
         """Returns each item's folder and kind. A direct checkpoint is one item, "default"."""
@@ -178,7 +179,8 @@ class OrbaxCheckpoint:
             if name not in self._items:
                 handlers = self._handlers
                 handler = handlers.get(name, "") if isinstance(handlers, dict) else handlers
-                self._items[name] = OrbaxItem(name, folder, self._context, str(handler))
+                with parsing(str(folder)):
+                    self._items[name] = OrbaxItem(name, folder, self._context, str(handler))
             return self._items[name]
 
     def verify(self) -> VerifyReport:
