@@ -16,10 +16,11 @@ from ..task_bits import bits_from, tasks_of
 
 
 class Method(NamedTuple):
-    """The messages of one call."""
+    """The messages of one call, and whether its second sending does no more than the first."""
 
     request: Any
     response: Any
+    idempotent: bool = True
 
 
 _METHODS = (
@@ -27,22 +28,29 @@ _METHODS = (
     "Heartbeat",
     "ShutdownTask",
     "WatchTasks",
-    "GetAliveTasks",
-    "Barrier",
+    "Barrier",  # the same counter joins, or replays the result
     "CancelBarrier",
-    "InsertKeyValue",
     "GetKeyValue",
     "TryGetKeyValue",
-    "IncrementKeyValue",
     "GetKeyValueDir",
     "DeleteKeyValue",
 )
-METHODS = {
-    name: Method(getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")) for name in _METHODS
-} | {
-    name: Method(getattr(spb, f"{name}Request"), getattr(spb, f"{name}Response"))
-    for name in ("Report", "ReportError", "SetKeys", "Stacks")
-}
+_ONCE = ("InsertKeyValue", "IncrementKeyValue")
+"""Methods whose second sending would do more than the first. InsertKeyValue is none of them with
+allow_overwrite; without it, the client reads the key back to learn whether the first sending had
+arrived. An increment whose answer is lost fails.
+"""
+_OWN_METHODS = ("Report", "ReportError", "SetKeys")
+
+
+def _method(messages: Any, name: str, *, idempotent: bool = True) -> Method:
+    request = getattr(messages, f"{name}Request")
+    return Method(request, getattr(messages, f"{name}Response"), idempotent)
+
+
+METHODS = {name: _method(pb, name) for name in _METHODS}
+METHODS |= {name: _method(pb, name, idempotent=False) for name in _ONCE}
+METHODS |= {name: _method(spb, name) for name in _OWN_METHODS}
 METHODS["GetAliveTasks"] = Method(pb.GetAliveTasksRequest, spb.LivingTasks)
 
 _GATHERINGS = {

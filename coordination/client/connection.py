@@ -18,11 +18,10 @@ from ..deadline import Deadline
 from ..errors import CoordinationError, CoordinatorLost, ProcessLost
 from ..limits import HEARTBEATS_PER_TIMEOUT
 from ..names import on_the_wire
-from .answers import is_service_mismatch
+from .answers import METHODS, is_service_mismatch
 from .fork import abandon_in_children, keep_for_ever
 from .processes import ProcessInfo, ProcessWatch, tasks_in
 from .retry import (
-    IDEMPOTENT,
     Backoff,
     accepts_connections,
     first_reconnect_s,
@@ -177,7 +176,7 @@ class Connection:
         deadline: Deadline,
         *,
         grace_s: float = 0.0,
-        idempotent: bool | None = None,
+        idempotent: bool = False,
         on_retry: Callable[[], None] | None = None,
         depends_on: Sequence[int] = (),
         participants: bytes = b"",
@@ -185,7 +184,7 @@ class Connection:
         """Sends a call, again after a broken connection where that is safe, until `deadline`.
         Raises CoordinationError.
         """
-        again = method in IDEMPOTENT if idempotent is None else idempotent
+        again = idempotent or METHODS[method].idempotent
         self._counts["calls"] += 1
         number = next(self._numbers)
         for pause_s in Backoff().pauses():
@@ -397,7 +396,7 @@ class Connection:
 
     def report(self, request: spb.ReportRequest, deadline: Deadline) -> None:
         """Reports this process's progress."""
-        self.call("Report", request, deadline, idempotent=True)
+        self.call("Report", request, deadline)
         with self._lock:
             if request.HasField("root"):
                 self._reported.ClearField("root")  # which is told as a whole
@@ -413,7 +412,7 @@ class Connection:
     def report_error(self, message: str, deadline: Deadline) -> None:
         """Reports to the service that this process has failed."""
         request = spb.ReportErrorRequest(error_code=_INTERNAL, error_message=on_the_wire(message))
-        self.call("ReportError", request, deadline, idempotent=True)
+        self.call("ReportError", request, deadline)
 
     # --- Closing
 

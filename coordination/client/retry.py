@@ -1,4 +1,4 @@
-"""When a client tries again: which calls, after what pauses, and whether anybody listens."""
+"""When a client tries again: after what pauses, and whether anybody listens."""
 
 from __future__ import annotations
 
@@ -8,27 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..address import connect
-
-IDEMPOTENT = frozenset(
-    {
-        "RegisterTask",
-        "Heartbeat",
-        "ShutdownTask",
-        "WatchTasks",
-        "GetAliveTasks",
-        "GetKeyValue",
-        "TryGetKeyValue",
-        "GetKeyValueDir",
-        "DeleteKeyValue",
-        "Barrier",  # the same counter joins, or replays the result
-        "CancelBarrier",
-        "SetKeys",
-    }
-)
-"""Methods whose second sending does no more than the first. InsertKeyValue is one only with
-allow_overwrite; without it, the client reads the key back to learn whether the first sending had
-arrived. IncrementKeyValue never is: its answer lost, it fails.
-"""
 
 PROBE_S = 1.0
 

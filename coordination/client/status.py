@@ -51,41 +51,19 @@ class StatusClient:
         self.timeout_s = timeout_s
         self._options = {"metadata": credentials.metadata(), "wait_for_ready": wait_for_ready}
         self._channel = credentials.channel(address)
-        self._status = self._method(STATUS, session_pb2.StatusRequest, session_pb2.StatusResponse)
-        self._stacks = self._method(STACKS, session_pb2.StacksRequest, session_pb2.StacksResponse)
-        self._report_exit = self._method(
-            REPORT_EXIT, session_pb2.ReportExitRequest, session_pb2.ReportExitResponse
-        )
-        self._report_event = self._method(
-            REPORT_EVENT, session_pb2.ReportEventRequest, session_pb2.ReportEventResponse
-        )
-        self._report_launcher = self._method(
-            REPORT_LAUNCHER, session_pb2.ReportLauncherRequest, session_pb2.ReportLauncherResponse
-        )
-        self._end_attempt = self._method(
-            END_ATTEMPT, session_pb2.EndAttemptRequest, session_pb2.EndAttemptResponse
-        )
-        self._list_keys = self._method(
-            _LIST_KEYS,
-            coordination_b_pb2.GetKeyValueDirRequest,
-            coordination_b_pb2.GetKeyValueDirResponse,
-        )
-        self._get_key = self._method(
-            _GET_KEY,
-            coordination_b_pb2.GetKeyValueRequest,
-            coordination_b_pb2.GetKeyValueResponse,
-        )
 
-    def _method(self, path: str, request: Any, response: Any) -> Any:
-        return self._channel.unary_unary(path, request.SerializeToString, response.FromString)
-
-    def _call(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
+    def _call(self, path: str, request: Any, response: Any, timeout_s: float | None = None) -> Any:
         try:
+            method = self._method(path, request, response)
             return method(request, timeout=timeout_s or self.timeout_s, **self._options)
         except grpc.RpcError as error:
             raise self._error_of(error) from error
         except ValueError:  # "Cannot invoke RPC on closed channel!"
             raise CoordinationError("the status client is closed", code="CANCELLED") from None
+
+    def _method(self, path: str, request: Any, response: Any) -> Any:
+        serializer = type(request).SerializeToString
+        return self._channel.unary_unary(path, serializer, response.FromString)
 
     def status(
         self,
@@ -106,7 +84,7 @@ class StatusClient:
             service_life=None if after is None else after.service_life,
             since_up_s=None if after is None else after.up_s,
         )
-        status = self._call(self._status, request)
+        status = self._call(STATUS, request, session_pb2.StatusResponse)
         assert isinstance(status, session_pb2.StatusResponse)
         return status
 
@@ -114,15 +92,14 @@ class StatusClient:
         """Returns the (key, bytes) pairs below the directory `key`, sorted; empty where there are
         none. Not of a secured coordinator.
         """
-        response = self._call(
-            self._list_keys, coordination_b_pb2.GetKeyValueDirRequest(directory_key=key)
-        )
+        request = coordination_b_pb2.GetKeyValueDirRequest(directory_key=key)
+        response = self._call(_LIST_KEYS, request, coordination_b_pb2.GetKeyValueDirResponse)
         return sorted((entry.key, bytes(entry.value)) for entry in response.kv)
 
     def wait_for_key(self, key: str, *, timeout_s: float) -> None:
         """Returns once there is a key; DEADLINE_EXCEEDED where there is none by then."""
         request = coordination_b_pb2.GetKeyValueRequest(key=key)
-        self._call(self._get_key, request, timeout_s)
+        self._call(_GET_KEY, request, coordination_b_pb2.GetKeyValueResponse, timeout_s)
 
     def stacks(
         self, process_ids: Sequence[int], *, timeout_s: float = _STACKS_TIMEOUT_S
@@ -132,7 +109,10 @@ class StatusClient:
         """
         requests = [session_pb2.StacksRequest(task_id=process_id) for process_id in process_ids]
         calls = [
-            self._stacks.future(request, timeout=timeout_s, **self._options) for request in requests
+            self._method(STACKS, request, session_pb2.StacksResponse).future(
+                request, timeout=timeout_s, **self._options
+            )
+            for request in requests
         ]
         return [self._stacks_of(call) for call in calls]
 
@@ -164,19 +144,15 @@ class StatusClient:
         Nothing happens to one that has left. A secured coordinator takes this from a holder of the
         process's key alone.
         """
-        self._call(
-            self._report_exit,
-            session_pb2.ReportExitRequest(process_id=process_id, exit_code=exit_code),
-        )
+        request = session_pb2.ReportExitRequest(process_id=process_id, exit_code=exit_code)
+        self._call(REPORT_EXIT, request, session_pb2.ReportExitResponse)
 
     def report_event(self, kind: str, text: str, unix_s: float = 0.0) -> None:
         """Adds a line to the job's history, as its launcher, of something that happened at `unix_s`
         (0: now).
         """
-        self._call(
-            self._report_event,
-            session_pb2.ReportEventRequest(kind=kind, text=on_the_wire(text), unix_s=unix_s),
-        )
+        request = session_pb2.ReportEventRequest(kind=kind, text=on_the_wire(text), unix_s=unix_s)
+        self._call(REPORT_EVENT, request, session_pb2.ReportEventResponse)
 
     def report_launcher(
         self, launcher: session_pb2.Launcher, goodput_s: Mapping[str, float]
@@ -185,22 +161,22 @@ class StatusClient:
         since the job's start, by parts that sum to them.
         """
         request = session_pb2.ReportLauncherRequest(launcher=launcher, seconds=goodput_s)
-        self._call(self._report_launcher, request)
+        self._call(REPORT_LAUNCHER, request, session_pb2.ReportLauncherResponse)
 
     def end_attempt(self, why: str, following: session_pb2.NextAttempt | None = None) -> None:
         """Says as its launcher, about to end the processes, that the attempt is over: they log why,
         and take SIGTERM for no preemption. Those that stay go where `following` says. A secured
         coordinator takes this from a holder of a process's key alone.
         """
-        self._call(
-            self._end_attempt, session_pb2.EndAttemptRequest(why=on_the_wire(why), next=following)
-        )
+        request = session_pb2.EndAttemptRequest(why=on_the_wire(why), next=following)
+        self._call(END_ATTEMPT, request, session_pb2.EndAttemptResponse)
 
     def give_notice(self, why: str) -> None:
         """Says as its launcher why all processes are about to get a notice: they log that. A
         secured coordinator takes this from a holder of a process's key alone.
         """
-        self._call(self._end_attempt, session_pb2.EndAttemptRequest(notice=on_the_wire(why)))
+        request = session_pb2.EndAttemptRequest(notice=on_the_wire(why))
+        self._call(END_ATTEMPT, request, session_pb2.EndAttemptResponse)
 
     def close(self) -> None:
         """Closes the connection; calls under way raise CANCELLED."""

@@ -33,6 +33,7 @@ from holdfast.proto import (
     session_pb2,
 )
 
+from ..claims import claim_of
 from ..client.session import SILENCE_S
 from ..credentials import Credentials, channel_options
 from ..names import (
@@ -53,8 +54,6 @@ MESSAGES = {
     PROFILE_B: coordination_b_pb2,
     PROFILE_D: distributed_runtime_pb2,
 }
-ID_FIELDS = ("source_task_id", "requesting_task_id", "node_id", "process_id")
-TASK_FIELDS = ("source_task", "requesting_task", "error_origin")
 FOR_ALL = frozenset({STATUS, STACKS})
 """What every member may ask, in nobody's name."""
 _UNIX = "unix:"
@@ -113,15 +112,6 @@ class Relay(SpawnedServer):
         self._process.stdin.close()
 
 
-def task_ids(message: Any) -> list[int]:
-    """Returns the tasks that a request names as its caller."""
-    names = {field.name for field in message.DESCRIPTOR.fields}
-    numbers = [getattr(message, name) for name in ID_FIELDS if name in names]
-    tasks = [getattr(message, name) for name in TASK_FIELDS if name in names]
-    # A repeated field asks about tasks, in nobody's name.
-    return numbers + [task.task_id for task in tasks if hasattr(task, "task_id")]
-
-
 def request_of(path: str, body: bytes) -> Any | None:
     """Returns a unary request's message, None for a path that no profile has. DecodeError for
     garbage.
@@ -164,11 +154,10 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Refuses a request for another process. Profile A's calls name their task by the
         incarnation that it registered with.
         """
-        strangers = [task_id for task_id in task_ids(message) if task_id not in self._allowed]
-        if strangers:
+        task_id = claim_of(message).task_id
+        if task_id not in (None, -1, *self._allowed):
             what = (
-                f"process {strangers[0]} is not of this relay, which speaks for"
-                f" {sorted(self._allowed)}"
+                f"process {task_id} is not of this relay, which speaks for {sorted(self._allowed)}"
             )
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)
         if isinstance(message, coordination_pb2.RegisterTaskRequest):

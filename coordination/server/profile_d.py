@@ -9,16 +9,18 @@ matches the nth of the others. A get whose time is over is NOT_FOUND.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from holdfast.proto import distributed_runtime_pb2 as d
 
+from ..claims import Claim
 from ..core.barriers import Arrival
 from ..core.devices import Node
 from ..core.machine import Machine
 from ..core.status import Code, Status
 from ..names import PROFILE_D
-from .profiles import Call, Caller, Claim, Rpc, encode_nothing, nobody, registered
+from .profiles import Call, Caller, Rpc, profile, registered
 
 _VERSIONS = (1, 2, 3)
 _RENUMBERED = 3  # the version from which on LocalTopologyProto has a boot id
@@ -156,10 +158,6 @@ def _encode_value(machine: Machine, value: tuple[str, bytes], caller: Caller) ->
     return d.KeyValueGetResponse(found=True, value=value[1]).SerializeToString()
 
 
-def _node(request: Any) -> Claim:
-    return Claim(request.node_id)
-
-
 def _client(request: Any) -> Claim:
     # client ids of two nodes may be equal, incarnations may not
     incarnation = (request.client_id << 16 | (request.node_id + 1) & 0xFFFF) % 2**64
@@ -170,17 +168,17 @@ def _topology_node(request: Any) -> Claim:
     return Claim(request.local_topology.node_id)
 
 
-_RPCS = {
-    "Connect": Rpc(
-        d.ConnectRequest.FromString, _client, _connect, _encode_connect, waits=True, registers=True
-    ),
-    "EnumerateDevices": Rpc(
-        _parse_enumerate, _topology_node, _enumerate, _encode_devices, waits=True
-    ),
-    "KeyValueGet": Rpc(d.KeyValueGetRequest.FromString, nobody, _get, _encode_value, waits=True),
-    "KeyValueSet": Rpc(d.KeyValueSetRequest.FromString, nobody, _set, encode_nothing),
-    "WaitAtBarrier": Rpc(d.WaitAtBarrierRequest.FromString, _node, _barrier, encode_nothing),
-    "Heartbeat": Rpc(d.HeartbeatRequest.FromString, _node, _heartbeat, encode_nothing),
-    "Shutdown": Rpc(d.ShutdownRequest.FromString, _node, _shut_down, encode_nothing),
-}
+_RPCS = profile(
+    d,
+    {
+        "Connect": Rpc(_connect, _encode_connect, claim=_client, waits=True, registers=True),
+        "EnumerateDevices": Rpc(_enumerate, _encode_devices, claim=_topology_node, waits=True),
+        "KeyValueGet": Rpc(_get, _encode_value, waits=True),
+        "KeyValueSet": Rpc(_set),
+        "WaitAtBarrier": Rpc(_barrier),
+        "Heartbeat": Rpc(_heartbeat),
+        "Shutdown": Rpc(_shut_down),
+    },
+)
+_RPCS["EnumerateDevices"] = replace(_RPCS["EnumerateDevices"], parse=_parse_enumerate)
 RPCS_D = {PROFILE_D + name: rpc for name, rpc in _RPCS.items()}

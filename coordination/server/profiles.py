@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from holdfast.proto import coordination_b_pb2 as b
 from holdfast.proto import coordination_pb2 as a
 from holdfast.proto import session_pb2
 
+from ..claims import Claim, claim_of
 from ..core.barriers import Arrival
 from ..core.liveness import Living, Sending
 from ..core.machine import Machine
@@ -37,14 +38,6 @@ class Caller(NamedTuple):
 _NOBODY: frozenset[int] = frozenset()
 
 
-class Claim(NamedTuple):
-    """Who an agent's request says that it is from; None where it does not say."""
-
-    task_id: int | None
-    incarnation: int = 0
-    service_incarnation: int | None = None
-
-
 class Call(NamedTuple):
     """One call of an rpc, while the machine takes it. `handle` is what the machine ends."""
 
@@ -59,10 +52,15 @@ class Call(NamedTuple):
         self.machine.completions.fail(self.handle, Status(code, sentence))
 
 
+def encode_nothing(machine: Machine, value: Any, caller: Caller) -> bytes:
+    """Encodes the response of an rpc that returns nothing."""
+    return b""
+
+
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """One rpc: `parse` its request, `run` it, `encode` its value. `claim` reads who calls, for
-    calls that are not on a Session.
+    """One rpc: `run` a call of it, and `encode` its value. `parse` reads its request, and `claim`
+    who calls, where that is not on a Session.
 
     `waits`: for other tasks, and not at a barrier; the transport reports a client that goes away.
     `registers`: the task is given to the caller. `lost`: a process that was given up is served,
@@ -71,10 +69,10 @@ class Rpc:
     calls get one value, which is encoded once.
     """
 
-    parse: Callable[[bytes], Any]
-    claim: Callable[[Any], Claim]
     run: Callable[[Call], None]
-    encode: Callable[[Machine, Any, Caller], bytes]
+    encode: Callable[[Machine, Any, Caller], bytes] = encode_nothing
+    parse: Callable[[bytes], Any] = bytes
+    claim: Callable[[Any], Claim] = claim_of
     waits: bool = False
     registers: bool = False
     lost: bool = False
@@ -82,36 +80,15 @@ class Rpc:
     shared: bool = False
 
 
-def encode_nothing(machine: Machine, value: Any, caller: Caller) -> bytes:
-    """Encodes the response of an rpc that returns nothing."""
-    return b""
-
-
-def nobody(request: Any) -> Claim:
-    """Reads the caller of a request that names none."""
-    return Claim(-1)
+def profile(messages: Any, rpcs: Mapping[str, Rpc]) -> dict[str, Rpc]:
+    """Returns the rpcs of a profile, each with the message of its request."""
+    return {
+        name: replace(rpc, parse=getattr(messages, f"{name}Request").FromString)
+        for name, rpc in rpcs.items()
+    }
 
 
 # --- Profile A
-
-
-def _named(request: Any) -> Claim:
-    told = request.incarnations
-    return Claim(request.source_task_id, told.task_incarnation, told.service_incarnation)
-
-
-def _unnamed(request: Any) -> Claim:
-    told = request.incarnations
-    return Claim(None, told.task_incarnation, told.service_incarnation)
-
-
-def _asking(request: Any) -> Claim:
-    told = request.incarnations
-    return Claim(request.requesting_task_id, told.task_incarnation, told.service_incarnation)
-
-
-def _registers(request: Any) -> Claim:
-    return Claim(request.source_task_id, request.incarnation)
 
 
 def _register(call: Call) -> None:
@@ -308,81 +285,28 @@ def _encode_alive(machine: Machine, value: Sequence[Living], caller: Caller) -> 
     ).SerializeToString()
 
 
-RPCS_A: dict[str, Rpc] = {
-    "RegisterTask": Rpc(
-        a.RegisterTaskRequest.FromString,
-        _registers,
-        _register,
-        _encode_registered,
-        waits=True,
-        registers=True,
-    ),
-    "Heartbeat": Rpc(a.HeartbeatRequest.FromString, _named, _beat, _encode_registered, lost=True),
-    "PollForError": Rpc(
-        a.PollForErrorRequest.FromString,
-        _named,
-        _poll,
-        encode_nothing,
-        waits=True,
-        lost=True,
-        kept=True,
-    ),
-    "ShutdownTask": Rpc(
-        a.ShutdownTaskRequest.FromString, _named, _shut_down, encode_nothing, lost=True
-    ),
-    "WatchTasks": Rpc(
-        a.WatchTasksRequest.FromString, _unnamed, _watch, _encode_watch, waits=True, kept=True
-    ),
-    "InsertKeyValue": Rpc(a.InsertKeyValueRequest.FromString, _unnamed, _insert, encode_nothing),
-    "GetKeyValue": Rpc(
-        a.GetKeyValueRequest.FromString,
-        _unnamed,
-        _get,
-        _encode_kv,
-        waits=True,
-        kept=True,
-        shared=True,
-    ),
-    "TryGetKeyValue": Rpc(a.TryGetKeyValueRequest.FromString, _unnamed, _try_get, _encode_kv),
-    "IncrementKeyValue": Rpc(
-        a.IncrementKeyValueRequest.FromString, _unnamed, _increment, _encode_kv
-    ),
-    "GetKeyValueDir": Rpc(a.GetKeyValueDirRequest.FromString, _unnamed, _list_dir, _encode_dir),
-    "DeleteKeyValue": Rpc(a.DeleteKeyValueRequest.FromString, _unnamed, _delete, encode_nothing),
-    "Barrier": Rpc(a.BarrierRequest.FromString, _named, _barrier, _encode_barrier, kept=True),
-    "CancelBarrier": Rpc(
-        a.CancelBarrierRequest.FromString, _named, _cancel_barrier, encode_nothing
-    ),
-    "GetAliveTasks": Rpc(
-        a.GetAliveTasksRequest.FromString,
-        _asking,
-        _alive,
-        _encode_alive,
-        waits=True,
-        shared=True,
-    ),
-    "ReportErrorToService": Rpc(
-        a.ReportErrorToServiceRequest.FromString, _named, _report_error, encode_nothing
-    ),
-}
+RPCS_A = profile(
+    a,
+    {
+        "RegisterTask": Rpc(_register, _encode_registered, waits=True, registers=True),
+        "Heartbeat": Rpc(_beat, _encode_registered, lost=True),
+        "PollForError": Rpc(_poll, waits=True, lost=True, kept=True),
+        "ShutdownTask": Rpc(_shut_down, lost=True),
+        "WatchTasks": Rpc(_watch, _encode_watch, waits=True, kept=True),
+        "InsertKeyValue": Rpc(_insert),
+        "GetKeyValue": Rpc(_get, _encode_kv, waits=True, kept=True, shared=True),
+        "TryGetKeyValue": Rpc(_try_get, _encode_kv),
+        "IncrementKeyValue": Rpc(_increment, _encode_kv),
+        "GetKeyValueDir": Rpc(_list_dir, _encode_dir),
+        "DeleteKeyValue": Rpc(_delete),
+        "Barrier": Rpc(_barrier, _encode_barrier, kept=True),
+        "CancelBarrier": Rpc(_cancel_barrier),
+        "GetAliveTasks": Rpc(_alive, _encode_alive, waits=True, shared=True),
+        "ReportErrorToService": Rpc(_report_error),
+    },
+)
 
 # --- Profile B, where it differs
-
-
-def _source_task(request: Any) -> Claim:
-    return Claim(request.source_task.task_id)
-
-
-def _source_and_incarnation(request: Any) -> Claim:
-    return Claim(request.source_task.task_id, request.incarnation)
-
-
-def _asking_task(request: Any) -> Claim:
-    return Claim(request.requesting_task.task_id)
-
-
-def _origin(request: Any) -> Claim:
-    return Claim(request.error_origin.task_id)
 
 
 def registered(call: Call) -> bool:
@@ -465,50 +389,27 @@ def _encode_alive_b(machine: Machine, value: Sequence[Living], caller: Caller) -
     ).SerializeToString()
 
 
-RPCS_B: dict[str, Rpc] = {
-    "RegisterTask": Rpc(
-        b.RegisterTaskRequest.FromString,
-        _source_and_incarnation,
-        _register,
-        _encode_registered_b,
-        waits=True,
-        registers=True,
-    ),
-    "Heartbeat": Rpc(
-        b.HeartbeatRequest.FromString, _source_and_incarnation, _beat, _encode_registered_b
-    ),
-    "PollForError": Rpc(
-        b.PollForErrorRequest.FromString, _source_task, _poll, encode_nothing, waits=True
-    ),
-    "ShutdownTask": Rpc(b.ShutdownTaskRequest.FromString, _source_task, _shut_down, encode_nothing),
-    "ReportErrorToService": Rpc(
-        b.ReportErrorToServiceRequest.FromString, _origin, _report_error, encode_nothing
-    ),
-    "GetTaskState": Rpc(b.GetTaskStateRequest.FromString, nobody, _states_b, _encode_states_b),
-    "WatchJobState": Rpc(
-        b.WatchJobStateRequest.FromString, nobody, _watch, _encode_watch_b, waits=True
-    ),
-    "InsertKeyValue": Rpc(b.InsertKeyValueRequest.FromString, nobody, _insert, encode_nothing),
-    "GetKeyValue": Rpc(
-        b.GetKeyValueRequest.FromString, nobody, _get, _encode_kv, waits=True, shared=True
-    ),
-    "TryGetKeyValue": Rpc(b.TryGetKeyValueRequest.FromString, nobody, _try_get, _encode_kv),
-    "IncrementKeyValue": Rpc(b.IncrementKeyValueRequest.FromString, nobody, _increment, _encode_kv),
-    "GetKeyValueDir": Rpc(b.GetKeyValueDirRequest.FromString, nobody, _list_dir, _encode_dir),
-    "DeleteKeyValue": Rpc(b.DeleteKeyValueRequest.FromString, nobody, _delete, encode_nothing),
-    "Barrier": Rpc(b.BarrierRequest.FromString, _source_task, _barrier_b, _encode_barrier),
-    "CancelBarrier": Rpc(
-        b.CancelBarrierRequest.FromString, _source_task, _cancel_barrier_b, encode_nothing
-    ),
-    "GetAliveTasks": Rpc(
-        b.GetAliveTasksRequest.FromString,
-        _asking_task,
-        _alive_b,
-        _encode_alive_b,
-        waits=True,
-        shared=True,
-    ),
-}
+RPCS_B = profile(
+    b,
+    {
+        "RegisterTask": Rpc(_register, _encode_registered_b, waits=True, registers=True),
+        "Heartbeat": Rpc(_beat, _encode_registered_b),
+        "PollForError": Rpc(_poll, waits=True),
+        "ShutdownTask": Rpc(_shut_down),
+        "ReportErrorToService": Rpc(_report_error),
+        "GetTaskState": Rpc(_states_b, _encode_states_b),
+        "WatchJobState": Rpc(_watch, _encode_watch_b, waits=True),
+        "InsertKeyValue": Rpc(_insert),
+        "GetKeyValue": Rpc(_get, _encode_kv, waits=True, shared=True),
+        "TryGetKeyValue": Rpc(_try_get, _encode_kv),
+        "IncrementKeyValue": Rpc(_increment, _encode_kv),
+        "GetKeyValueDir": Rpc(_list_dir, _encode_dir),
+        "DeleteKeyValue": Rpc(_delete),
+        "Barrier": Rpc(_barrier_b, _encode_barrier),
+        "CancelBarrier": Rpc(_cancel_barrier_b),
+        "GetAliveTasks": Rpc(_alive_b, _encode_alive_b, waits=True, shared=True),
+    },
+)
 
 RPCS: dict[str, Rpc] = {PROFILE_A + name: rpc for name, rpc in RPCS_A.items()} | {
     PROFILE_B + name: rpc for name, rpc in RPCS_B.items()

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from holdfast.proto import session_pb2
 
+from ..claims import Claim
 from ..core.machine import Machine
 from ..core.status import Code, Completion, Status, clip
 from ..limits import Config
@@ -38,7 +39,7 @@ from .admission import TaskOwners
 from .defects import Defects
 from .job_status import events_of, status_of
 from .profile_d import RPCS_D
-from .profiles import RPCS, Call, Caller, Claim, Rpc, message_of, status_details
+from .profiles import RPCS, Call, Caller, Rpc, message_of, status_details
 from .sessions import ResponseWriter, SessionCall, SessionStream, SessionStreams, StacksCall
 
 log = logging.getLogger("holdfast.coordination")

@@ -1,4 +1,4 @@
-"""Pauses grow and spread; what may be sent again is listed."""
+"""Pauses grow and spread."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordination.client.answers import METHODS
-from holdfast.coordination.client.retry import IDEMPOTENT, Backoff, first_reconnect_s
+from holdfast.coordination.client.retry import Backoff, first_reconnect_s
 
 
 @settings(deadline=None)
@@ -34,12 +33,3 @@ def test_a_large_job_comes_back_spread(num_processes: int, heartbeat_timeout_s: 
     pauses = [first_reconnect_s(num_processes, heartbeat_timeout_s) for _ in range(50)]
     most = min(num_processes / 1000, 1.0, heartbeat_timeout_s / 20)
     assert all(0 <= pause <= most for pause in pauses) and max(pauses) - min(pauses) > most / 4
-
-
-def test_what_may_be_sent_again_is_a_method() -> None:
-    """The list names methods of the wire, and neither of the two whose second sending would do
-    more.
-    """
-    own = {"Report", "ReportError", "Stacks"}
-    assert METHODS.keys() > IDEMPOTENT
-    assert METHODS.keys() - IDEMPOTENT - own == {"InsertKeyValue", "IncrementKeyValue"}
