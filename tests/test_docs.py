@@ -19,6 +19,7 @@ import pytest
 
 from holdfast import checkpoint, coordination, multihost
 from holdfast.cli.entry import main
+from scripts.list_promises import attacked, promises, said_twice
 from scripts.write_redirects import MOVED, write
 from tests.support.doc_pages import BLOCK, PAGES, Part, parts
 from tests.support.libraries import need_installed
@@ -241,3 +242,11 @@ def test_addresses_of_before_lead_to_a_page_and_its_section(tmp_path: Path) -> N
         assert section in {"", *_sections(page)}, (old, target)
         assert not (ROOT / "docs" / f"{old}.md").exists(), old
         assert f"url=../{target}" in (tmp_path / old / "index.html").read_text()
+
+
+def test_each_promise_has_one_home_and_its_evidence() -> None:
+    """The guarantees were attacked, each of them; no page says a long sentence of another's."""
+    numbers = list(promises())
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert set(numbers) <= attacked()
+    assert said_twice() == {}
