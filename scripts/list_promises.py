@@ -1,5 +1,6 @@
-"""Prints the promises of docs/guarantees.md, each with its home and its evidence; then sentences that
-stand on more than one page.
+"""Prints the promises of docs/guarantees.md, each with its home and its evidence.
+
+Then the sentences that stand on more than one page.
 
     python scripts/list_promises.py
 """
