@@ -1,16 +1,13 @@
 """The one agreement of a save, without I/O, threads or clocks: its messages, and what primary and
 followers do, step by step.
 
-`lead`, `follow` and `save_locally` are generators. Each yields an effect and is sent the event that
-answers it; what it returns is how the save ended. `drive` runs one with a function that carries
-effects out. A manager's save, a one-shot save and a conversion run the first two, a save onto the
-hosts the third, and the simulator all of them.
+`lead` and `follow` are generators. Each yields an effect and is sent the event that answers it;
+what it returns is how the save ended. `drive` runs one with a function that carries effects out. A
+manager's save, a one-shot save, a conversion and a save onto the hosts run them, and the simulator.
 
     primary     Prepare > Gather > BuildRecord > ParseRecord > Commit (> ReadRecord, when the answer
                 is unclear) > DeleteSuperfluous > Tell
     follower    Prepare > Gather > Hear (> ReadRecord, when nothing was heard)
-    local       Prepare > Gather > BuildRecord > ParseRecord > EndCancelling > Tell, at the primary
-                Prepare > Gather > Hear, elsewhere
 
 The rules:
 - A report means durable: a process that dies after it does not stop the commit. Every process
@@ -34,8 +31,8 @@ The rules:
   it. A process that was not told raises, and so does a primary that could not tell it.
 
 The rules of a local save:
-- Every process is a writer, and there is no record to read: the parts alone show that the step is
-  there.
+- Every process is a writer. A commit only ends the time in which a save can be called off: there is
+  no record to read, and the parts alone show that the step is there.
 - Only an outcome that was told makes a part deletable. A process that did not hear the outcome,
   and a primary that could not tell it, do not know it. Such a process is unsure: it deletes
   nothing, not even the older local step, until the next survey.
@@ -241,11 +238,6 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class EndCancelling:
-    """Let no later cancel of a local save come in time: Closed or Failed."""
-
-
-@dataclass(frozen=True)
 class ReadRecord:
     """Look who has committed: RecordFound, RecordAbsent, RecordUnreadable."""
 
@@ -277,7 +269,6 @@ Effect: TypeAlias = (
     | BuildRecord
     | ParseRecord
     | Commit
-    | EndCancelling
     | ReadRecord
     | DeleteSuperfluous
     | Tell
@@ -341,11 +332,6 @@ class Unclear:
 
 
 @dataclass(frozen=True)
-class Closed:
-    """Says that no cancel came in time, and none will."""
-
-
-@dataclass(frozen=True)
 class RecordFound:
     """Says whose record is there, and whether it is known to outlive a power cut."""
 
@@ -402,7 +388,6 @@ Event: TypeAlias = (
     | Committed
     | Refused
     | Unclear
-    | Closed
     | Found
     | Superfluous
     | Heard
@@ -429,20 +414,43 @@ def drive(saving: Saving, perform: Callable[[Effect], Event]) -> SaveResult:
 # --- the primary
 
 
-def lead(key: SaveKey, writers: Collection[int], *, next_miss: int = 0) -> Saving:
+def lead(
+    key: SaveKey,
+    writers: Collection[int],
+    *,
+    next_miss: int = 0,
+    is_local: bool = False,
+    is_unsure: bool = False,
+) -> Saving:
     """Does the primary's part (rank 0). `writers` are the ranks whose shares the record needs.
 
-    `next_miss` is the number of this save among the misses in a row, if it may be one (else 0).
+    `next_miss` is the number of this save among the misses in a row, if it may be one (else 0). A
+    save that `is_local` goes onto the hosts; `is_unsure`: see `SaveReport`.
     """
-    own = yield from _report(key, 0)
+    own = yield from _report(key, 0, is_unsure=is_unsure)
     gathered = yield Gather(own)
-    if not isinstance(gathered, Gathered):
-        result = _not_committed(key, _error(gathered))
+    if isinstance(gathered, Gathered):
+        result = yield from _judge(own, gathered.reports, writers)
     else:
-        result = yield from _commit(key, gathered.reports, writers)
-    if isinstance(gathered, Gathered) and result.error is None:
+        result = _not_committed(key, _error(gathered))
+    if isinstance(result.error, SaveFailed) and result.error.passes:
+        result = replace(result, missed=next_miss)
+    told = yield Tell(result)
+    if not isinstance(told, Failed):
+        return result
+    if is_local:
+        # Some may have heard it, some not: the primary knows no more than a process that heard
+        # nothing, and deletes as little.
+        return unheard_locally(key, f"the primary could not tell how it ended: {told.error}")
+    # Who has not heard of a miss raises: so does the primary then.
+    return replace(result, missed=0)
+
+
+def _judge(own: SaveReport, reports: Sequence[SaveReport], writers: Collection[int]) -> Saving:
+    result = yield from _commit(own.key, reports, writers)
+    if result.error is None:
         # A process that missed an earlier outcome knows other steps: all are told the list then.
-        differs = any(report.steps != own.steps for report in gathered.reports)
+        differs = any(report.steps != own.steps for report in reports)
         decided = yield DeleteSuperfluous(differs)
         if isinstance(decided, Superfluous):
             result = replace(
@@ -452,17 +460,30 @@ def lead(key: SaveKey, writers: Collection[int], *, next_miss: int = 0) -> Savin
                 left_behind=decided.left_behind,
                 branch=decided.branch,
             )
-    if isinstance(result.error, SaveFailed) and result.error.passes:
-        result = replace(result, missed=next_miss)
-    told = yield Tell(result)
-    # Who has not heard of a miss raises: so does the primary then.
-    return replace(result, missed=0) if isinstance(told, Failed) else result
+    return replace(
+        result,
+        survey=any(report.is_unsure for report in reports),
+        lane_off=next(filter(None, map(_why_off, reports)), ""),
+    )
+
+
+def _why_off(report: SaveReport) -> str:
+    is_too_large = report.error is not None and report.error.kind == TierTooLarge.__name__
+    return report.error.text if is_too_large and report.error is not None else ""
 
 
 def _commit(key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int]) -> Saving:
-    built = yield from _checked_record(key, reports, writers)
-    if isinstance(built, Exception):
-        return _not_committed(key, built)
+    try:
+        check_save_reports(reports, key, writers)
+    except HoldfastError as error:
+        return _not_committed(key, error)
+    built = yield BuildRecord(reports)
+    if not isinstance(built, Built):
+        return _not_committed(key, _error(built))
+    # A record that a reader refuses is a step that nobody restores: it is found out before.
+    parsed = yield ParseRecord(built.record)
+    if not isinstance(parsed, Parsed):
+        return _not_committed(key, _error(parsed))
     answer = yield Commit(built.record)
     if isinstance(answer, Committed):
         return SaveResult(key, drift=built.drift)
@@ -472,22 +493,6 @@ def _commit(key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int
     assert isinstance(answer, Unclear)
     # The store may have done it although its answer was lost: only a look can tell.
     return settle(key, answer, (yield from _read()))
-
-
-def _checked_record(
-    key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int]
-) -> Generator[Effect, Event, Built | Exception]:
-    """Returns the record of the reports, which readers take, or why there is none."""
-    try:
-        check_save_reports(reports, key, writers)
-    except HoldfastError as error:
-        return error
-    built = yield BuildRecord(reports)
-    if not isinstance(built, Built):
-        return _error(built)
-    # A record that a reader refuses is a step that nobody restores: it is found out before.
-    parsed = yield ParseRecord(built.record)
-    return built if isinstance(parsed, Parsed) else _error(parsed)
 
 
 def settle(key: SaveKey, answer: Unclear, found: Found) -> SaveResult:
@@ -572,21 +577,31 @@ def reported_error(report: SaveReport) -> HoldfastError:
 # --- the others
 
 
-def follow(key: SaveKey, process: int, writers: Collection[int]) -> Saving:
-    """Does the part of every other process."""
-    report = yield from _report(key, process)
+def follow(
+    key: SaveKey,
+    process: int,
+    writers: Collection[int],
+    *,
+    is_local: bool = False,
+    is_unsure: bool = False,
+) -> Saving:
+    """Does the part of every other process; see `lead`."""
+    report = yield from _report(key, process, is_unsure=is_unsure)
     sent = yield Gather(report)
     heard = yield Hear()
     # A message may be left over from a save that was given up: its key tells it apart.
     if isinstance(heard, Heard) and fits(heard.result.key, key):
         return heard.result
-    if knows_failure(report, writers):
-        return _not_committed(key, reported_error(report))
     why = next(
         (event.error for event in (sent, heard) if isinstance(event, Failed)),
         "what came was of another save",
     )
-    return unheard(key, (yield from _read()), f"process {process} was not told how it ended: {why}")
+    untold = f"process {process} was not told how it ended: {why}"
+    if is_local:
+        return unheard_locally(key, untold)
+    if knows_failure(report, writers):
+        return _not_committed(key, reported_error(report))
+    return unheard(key, (yield from _read()), untold)
 
 
 def knows_failure(report: SaveReport, writers: Collection[int]) -> bool:
@@ -600,58 +615,6 @@ def unheard(key: SaveKey, found: Found, why: str) -> SaveResult:
 
 
 # --- onto the hosts
-
-
-def save_locally(
-    key: SaveKey, process: int, writers: Collection[int], *, is_unsure: bool
-) -> Saving:
-    """Does the part of any process in a local save. `is_unsure`: see `SaveReport`."""
-    prepared = yield from _report(key, process)
-    report = replace(prepared, is_unsure=is_unsure)
-    gathered = yield Gather(report)
-    if process == 0:
-        return (yield from _judge_locally(key, gathered, writers))
-    heard = yield Hear()
-    if isinstance(heard, Heard) and fits(heard.result.key, key):
-        return heard.result
-    # A local step has no record that could be read instead: it stays unknown.
-    why = heard.error if isinstance(heard, Failed) else "what came was of another save"
-    return unheard_locally(key, f"process {process} was not told how it ended: {why}")
-
-
-def _judge_locally(key: SaveKey, gathered: Event, writers: Collection[int]) -> Saving:
-    if not isinstance(gathered, Gathered):
-        result = _not_committed(key, _error(gathered))
-    else:
-        reports = gathered.reports
-        result = yield from _outcome(key, reports, writers)
-        result = replace(
-            result,
-            survey=any(report.is_unsure for report in reports),
-            lane_off=next(filter(None, map(_why_off, reports)), ""),
-        )
-    told = yield Tell(result)
-    # Some may have heard it, some not: the primary knows no more than a process that heard nothing,
-    # and deletes as little.
-    if isinstance(told, Failed):
-        return unheard_locally(key, f"the primary could not tell how it ended: {told.error}")
-    return result
-
-
-def _outcome(key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int]) -> Saving:
-    built = yield from _checked_record(key, reports, writers)
-    if isinstance(built, Exception):
-        return _not_committed(key, built)
-    # No cancel comes between the outcome and its telling: it would be believed by some alone.
-    closed = yield EndCancelling()
-    if not isinstance(closed, Closed):
-        return _not_committed(key, _error(closed))
-    return SaveResult(key, drift=built.drift)
-
-
-def _why_off(report: SaveReport) -> str:
-    is_too_large = report.error is not None and report.error.kind == TierTooLarge.__name__
-    return report.error.text if is_too_large and report.error is not None else ""
 
 
 def unheard_locally(key: SaveKey, why: str) -> SaveResult:
@@ -701,12 +664,13 @@ def is_ours(found: Found, key: SaveKey) -> TypeGuard[RecordFound]:
     return isinstance(found, RecordFound) and found.save_id == key.save_id
 
 
-def _report(key: SaveKey, process: int) -> Generator[Effect, Event, SaveReport]:
+def _report(key: SaveKey, process: int, *, is_unsure: bool) -> Generator[Effect, Event, SaveReport]:
     # A process that failed reports too: without its report the others would wait for it.
     prepared = yield Prepare()
-    if isinstance(prepared, Prepared):
-        return SaveReport(process, key, prepared.items, prepared.steps, prepared.replicas)
-    return SaveReport(process, key, error=SentError.of(_error(prepared)))
+    report = SaveReport(process, key, is_unsure=is_unsure)
+    if not isinstance(prepared, Prepared):
+        return replace(report, error=SentError.of(_error(prepared)))
+    return replace(report, items=prepared.items, steps=prepared.steps, replicas=prepared.replicas)
 
 
 def _read() -> Generator[Effect, Event, Found]:

@@ -91,7 +91,7 @@ class LocalSave:
             messages=f"{place.messages}/{request.counter % MESSAGE_NAMES}",
             timeout_s=place.local.timeout_s,
             refuses_drift=place.options.on_replicas_differ == "raise",
-            reports_stages=False,
+            is_local=True,
             began=request.began,
             cancellation=request.cancellation,
         )

@@ -14,9 +14,7 @@ from ..agreement.group_record import MESSAGE_BYTES
 from ..agreement.save_protocol import (
     BranchStart,
     SaveResult,
-    drive,
     local_saves_to_delete,
-    save_locally,
 )
 from ..errors import (
     CheckpointError,
@@ -29,7 +27,7 @@ from ..errors import (
 from ..format.limits import RECORD_LIMIT_BYTES
 from ..format.record import Record, parse_record
 from ..peers.peer_connection import PeerConnection, Peers
-from ..saving.commit import EffectPerformer
+from ..saving.commit import run_protocol
 from ..saving.stager import SaveRequest
 from ..steps.lineage import Branch, read_branches, run_of
 from ..steps.root_report import HostCopies
@@ -96,14 +94,10 @@ class LocalSteps:
 
     def save(self, request: SaveRequest) -> SaveResult:
         """Does a local save with all processes. Blocks for its time; a failure is in the result."""
-        group = self._place.group
         is_unsure = self.is_unsure
         known = None if is_unsure else [step.key for step in self.restorable()]
         save = LocalSave(self._place, request, known)
-        performer = EffectPerformer(save.target, save)
-        saving = save_locally(request.key, group.index, range(group.count), is_unsure=is_unsure)
-        result = drive(saving, performer.perform)
-        performer.add_cause(result.error)
+        result = run_protocol(save.target, save, is_unsure=is_unsure)
         self._take_note(save, result)
         if save.branch is not None:
             # Its file is durable, whatever became of the save.

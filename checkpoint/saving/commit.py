@@ -23,12 +23,10 @@ from ..agreement.absence import NOT_CALLED, LateWatch
 from ..agreement.save_protocol import (
     BuildRecord,
     Built,
-    Closed,
     Commit,
     Committed,
     DeleteSuperfluous,
     Effect,
-    EndCancelling,
     Event,
     Failed,
     Found,
@@ -137,7 +135,7 @@ class SaveTarget:
     next_miss: int = 0  # its number among the misses in a row, if it may be one
     refuses_drift: bool = False  # replicas that differ are an error, not a warning
     reports_step: bool = False  # to the launcher, once it is saved
-    reports_stages: bool = True  # to the launcher, which waits for them before it ends a process
+    is_local: bool = False  # onto the hosts: no record is committed, and no launcher waits for it
     # for files that cannot be deleted yet; without it they are left to a sweep
     worker: BackgroundWorker | None = None
     began: float = field(default_factory=time.monotonic)
@@ -170,8 +168,10 @@ class SaveTarget:
         return max(0.0, self.end_s - time.monotonic())
 
     def report(self, stage: SaveStage, **progress: int | str) -> None:
-        """Reports to the launcher where this process's part stands."""
-        if self.reports_stages:
+        """Reports to the launcher where this process's part stands: it waits for the end before it
+        ends a process.
+        """
+        if not self.is_local:
             awaited = self.awaited
             self.group.report(
                 save=awaited.number, save_stage=stage, save_writer=awaited.writer, **progress
@@ -206,15 +206,16 @@ class SaveWork(Protocol):
         """Returns what the save makes superfluous, at the primary, once it is committed."""
 
 
-def run_protocol(target: SaveTarget, work: SaveWork) -> SaveResult:
+def run_protocol(target: SaveTarget, work: SaveWork, *, is_unsure: bool = False) -> SaveResult:
     """Saves, with all processes of the group. Blocks for the save's time and RESULT_WAIT_S at most;
     a failure is in the result.
 
-    Where nothing can be committed any more, what this process wrote is deleted.
+    Where nothing can be committed any more, what this process wrote is deleted, but for a local
+    save, which lets go of more than that. `is_unsure`: see `SaveReport`.
     """
     result: SaveResult | None = None
     try:
-        result = _run(EffectPerformer(target, work), target)
+        result = _run(EffectPerformer(target, work), target, is_unsure=is_unsure)
         return result
     finally:
         is_saved = target.reports_step and result is not None and result.error is None
@@ -226,23 +227,30 @@ def run_protocol(target: SaveTarget, work: SaveWork) -> SaveResult:
         target.report(SaveStage.SETTLED, **saved)
 
 
-def _run(performer: EffectPerformer, target: SaveTarget) -> SaveResult:
+def _run(performer: EffectPerformer, target: SaveTarget, *, is_unsure: bool) -> SaveResult:
     group = target.group
     writers = range(group.count)
+    is_local = target.is_local
     if group.index == 0:
-        saving = lead(target.key, writers, next_miss=target.next_miss)
+        saving = lead(
+            target.key,
+            writers,
+            next_miss=target.next_miss,
+            is_local=is_local,
+            is_unsure=is_unsure,
+        )
     else:
-        saving = follow(target.key, group.index, writers)
+        saving = follow(target.key, group.index, writers, is_local=is_local, is_unsure=is_unsure)
     try:
         result = drive(saving, performer.perform)
     except BaseException:
         # Before its report nobody can commit without this process. After it, the record may name
         # what was written here.
-        if not performer.reported:
+        if not performer.reported and not is_local:
             performer.delete_own()
         raise
     performer.add_cause(result.error)
-    if result.deletable:
+    if result.deletable and not is_local:
         performer.delete_own()
     return result
 
@@ -307,9 +315,6 @@ class EffectPerformer:
                 return Parsed()
             case Commit(record):
                 return self._commit(record)
-            case EndCancelling():
-                self._target.cancellation.close(self._target.key.step, self._target.group.index)
-                return Closed()
             case ReadRecord():
                 return self._read()
             case DeleteSuperfluous(list_steps):
@@ -358,7 +363,7 @@ class EffectPerformer:
         target.report(SaveStage.REPORTED)
         name = f"{target.messages}/report"
         timeout_s = target.remaining_s or 0.001
-        watch = LateWatch(target.group, target.key, target.awaited, asks=target.reports_stages)
+        watch = LateWatch(target.group, target.key, target.awaited, asks=not target.is_local)
         with watch as late:
             try:
                 gathered = target.group.gather(name, report.to_bytes(), timeout_s=timeout_s)
@@ -433,6 +438,9 @@ class EffectPerformer:
     def _commit(self, record: bytes) -> Event:
         """Makes the step exist, in one atomic operation."""
         target = self._target
+        if target.is_local:
+            target.cancellation.close(target.key.step, target.group.index)
+            return Committed()
         if not target.remaining_s:
             message = (
                 f"step {target.key.step} was not saved: it took longer than"

@@ -104,9 +104,11 @@ class LocalLane:
             return
         counter = process.begin(self.world.now)
         process.key = SaveKey(f"l{counter}", counter, 100 + counter)
-        process.saving = p.save_locally(
-            process.key, process.rank, self.writers, is_unsure=host.is_unsure
-        )
+        how = {"is_local": True, "is_unsure": host.is_unsure}
+        if process.rank == 0:
+            process.saving = p.lead(process.key, self.writers, **how)
+        else:
+            process.saving = p.follow(process.key, process.rank, self.writers, **how)
         if self.chance(0.05):
             self.at(self.world.rng.uniform(0, 8), lambda: self.cancel(host))
         self.resume(host, process.key, None)
@@ -207,10 +209,12 @@ class LocalLane:
                 self.answer(host, key, 0.1, event)
             case p.ParseRecord(_):
                 self.answer(host, key, 0.1, p.Parsed())
-            case p.EndCancelling():
+            case p.Commit(_):
                 error = self.may_go_on(host, key)
-                event = p.Closed() if error is None else p.Failed(error)
+                event = p.Committed() if error is None else p.Refused(error)
                 self.answer(host, key, 0.1, event)
+            case p.DeleteSuperfluous(_):
+                self.answer(host, key, 0.1, p.Superfluous())
             case p.Tell(result):
                 self.tell(host, key, result)
             case p.Hear():

@@ -308,6 +308,7 @@ def test_processes_that_know_other_steps_are_told_all() -> None:
 
 
 LOCAL_TOLD = SaveResult(KEY)
+REFUSED = p.Refused(SaveFailed("called off"))
 TOLD_BEFORE = SaveResult(SaveKey("", 2, 90))
 LOCAL_READY = [*GATHERED, p.Built(b"{}"), p.Parsed()]
 
@@ -315,10 +316,10 @@ LOCAL_READY = [*GATHERED, p.Built(b"{}"), p.Parsed()]
 @pytest.mark.parametrize(
     ("process", "events", "kind", "deletable"),
     [
-        (0, [*LOCAL_READY, p.Closed(), None], None, False),
-        (0, [*LOCAL_READY, p.Closed(), FAILED], CommitUnknown, False),
-        (0, [*LOCAL_READY, FAILED, None], SaveFailed, True),
-        (0, [*LOCAL_READY, FAILED, FAILED], CommitUnknown, False),
+        (0, [*LOCAL_READY, p.Committed(), p.Superfluous(), None], None, False),
+        (0, [*LOCAL_READY, p.Committed(), p.Superfluous(), FAILED], CommitUnknown, False),
+        (0, [*LOCAL_READY, REFUSED, None], SaveFailed, True),
+        (0, [*LOCAL_READY, REFUSED, FAILED], CommitUnknown, False),
         (0, [p.Prepared(ITEMS), FAILED, None], SaveFailed, True),
         (1, [p.Prepared(ITEMS), p.Sent(), p.Heard(LOCAL_TOLD)], None, False),
         (1, [p.Prepared(ITEMS), p.Sent(), FAILED], CommitUnknown, False),
@@ -337,7 +338,12 @@ def test_each_end_of_a_local_save(
         effects.append(type(effect).__name__)
         return next(answers)
 
-    result = drive(p.save_locally(KEY, process, range(2), is_unsure=False), perform)
+    saving = (
+        p.lead(KEY, range(2), is_local=True)
+        if process == 0
+        else p.follow(KEY, process, range(2), is_local=True)
+    )
+    result = drive(saving, perform)
     assert (type(result.error) if result.error else None) is kind and result.deletable == deletable
     assert "ReadRecord" not in effects and next(answers, "none") == "none"
 
@@ -354,7 +360,7 @@ def test_an_unsure_process_has_all_survey() -> None:
     """Its report says so, and the result asks for it, however the save ends."""
     reports = [report(0), SaveReport(1, KEY, ITEMS, is_unsure=True)]
     answers = iter([p.Prepared(ITEMS), p.Gathered(reports), p.Built(b"{}"), FAILED, None])
-    result = drive(p.save_locally(KEY, 0, range(2), is_unsure=False), lambda effect: next(answers))
+    result = drive(p.lead(KEY, range(2), is_local=True), lambda effect: next(answers))
     assert result.survey and SaveResult.from_bytes(result.to_bytes()).survey
 
 

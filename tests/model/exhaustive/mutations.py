@@ -96,10 +96,7 @@ MUTATIONS = (
         "a process that heard nothing has failed",
         module=PROTOCOL,
         function="follow",
-        text=(
-            "return unheard(key, (yield from _read()),"
-            ' f"process {process} was not told how it ended: {why}")'
-        ),
+        text="return unheard(key, (yield from _read()), untold)",
         instead="return _not_committed(key, SaveFailed('not heard'))",
         found_in="the primary dies",
         breaks=(rules.NO_GUESS, rules.WHOLE, rules.ONE_MEANING),
