@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import replace
 from typing import Protocol
 
 from holdfast.coordination import HoldfastError
@@ -15,7 +14,7 @@ from .local_tier.tier import LocalTier
 from .memory.budget import USE
 from .saving.async_saver import AsyncSaver, SaveHandle
 from .saving.save import StepSaver
-from .saving.stager import SaveOrder, SaveRequest, SaveStager
+from .saving.stager import OneSave, SaveOrder, SaveStager
 from .scheduling.scheduler import SaveScheduler
 from .step_catalog import StepCatalog
 from .steps.lineage import Position
@@ -69,10 +68,9 @@ class DurableLane:
         self._scheduler = scheduler
         self._policy_decides = policy_decides
         self._has_claim = has_claim
-        self._stager = SaveStager(
-            root.storage, root.group, root.options, self._state.history, sharers=root.sharers
-        )
-        self._saver = AsyncSaver(StepSaver(root, self._state))
+        self._stager = SaveStager(root, self._state.history)
+        self._step_saver = StepSaver(root, self._state)
+        self._saver = AsyncSaver(self._step_saver)
         self._counter = 0
 
     def wants(self, step: int) -> bool:
@@ -95,24 +93,23 @@ class DurableLane:
         """Starts a save. Raises what is wrong with it, and after that an earlier save's error."""
         called_s = time.perf_counter()
         group = self._root.group
-        request = self._next_request(order)
+        save = self._next_save(order)
         if not self._has_claim:
             claim_root(self._root)
             self._has_claim = True
         earlier: HoldfastError | None = None
         try:
-            with self._saver.preparing(request, group):
-                self._saver.join_before(order, request.waits)
+            with self._saver.preparing(save, group):
+                self._saver.join_before(order, save.waits)
                 is_last = self._scheduler.is_preempted
-                request = replace(request, may_miss=not is_last)
                 earlier = self._saver.take_error()
                 step = check_step(order.step)
                 place = self._catalog.place_of(step, overwrite=order.overwrite)
                 # Before what may fail on one process alone: all know the same.
                 self._state.order.begun(place)
-                request = replace(request, place=place, overwrite=place.replaces)
+                save.stand(place, may_miss=not is_last)
                 leaving = self._scheduler.leaving(step, self._root.options.save_timeout_s)
-                request = self._stager.stage(request, order, leaving)
+                self._stager.stage(save, order, leaving)
         except BaseException as error:
             if earlier is not None:
                 error.add_note(f"besides, an earlier save failed: {earlier}")
@@ -121,14 +118,14 @@ class DurableLane:
                 self.started(order.step)
             raise
         self.started(step)
-        handle = self._saver.begin(request)
-        handle.on_commit(lambda _: self._scheduler.note_saved(time.monotonic() - request.began))
+        handle = self._saver.begin(save)
+        handle.on_commit(lambda _: self._scheduler.note_saved(time.monotonic() - save.began))
         if is_last:
             handle.on_commit(lambda _: self._scheduler.note_last_committed())
         # The machine of a process that leaves is taken: it reports its part before all else.
-        if group.index in leaving and not request.own_bytes:
+        if group.index in leaving and not save.own_bytes:
             self._saver.join()
-        waited_s = request.waits.seconds
+        waited_s = save.waits.seconds
         blocked_s = max(0.0, time.perf_counter() - called_s - waited_s)
         self._count(step, blocked_s, waited_s)
         # Only now: every process begins the same saves, whenever it hears of a failure.
@@ -151,17 +148,11 @@ class DurableLane:
             checkpoint_peak_bytes=USE.peak_bytes,
         )
 
-    def _next_request(self, order: SaveOrder) -> SaveRequest:
+    def _next_save(self, order: SaveOrder) -> OneSave:
         # Before all that can fail: the next save has the same number on all processes.
         self._counter += 1
-        is_known = is_step(order.step)
-        step = check_step(order.step) if is_known else 0
-        return SaveRequest(
-            self._counter,
-            step,
-            save_id=f"{self._root.writer.id}{self._counter:08x}",
-            folder=self._state.index.folder(step),
-        )
+        step = check_step(order.step) if is_step(order.step) else 0
+        return self._step_saver.new_save(self._counter, step)
 
     def raise_error(self, *, missed: bool = False) -> None:
         """Raises the error of the last save, once; that of a miss with `missed` alone."""

@@ -174,15 +174,7 @@ def _open_tier(
 ) -> LocalTier | NoTier:
     if local is None:
         return NoTier()
-    return LocalTier(
-        local,
-        root.storage,
-        root.group,
-        options=root.options,
-        writer_id=root.writer.id,
-        lineage=lineage,
-        sharers=root.sharers,
-    )
+    return LocalTier(local, root, lineage)
 
 
 def _lineage_of(

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import given_or_default
 
-from .agreement.save_protocol import SaveResult
+from .agreement.save_protocol import SaveKey, SaveResult
 from .errors import StepExists, failure_of, naming_path
-from .format.limits import check_item_name, check_step
+from .format.limits import check_item_name, check_step, is_step
 from .format.step_folders import other_step
 from .layouts.detect import layout_of
 from .options import Options
 from .saving.async_saver import AsyncSaver, SaveHandle
-from .saving.commit import SaveTarget, run_protocol
+from .saving.commit import run_protocol
 from .saving.save import SnapshotWork
-from .saving.stager import SaveOrder, SaveRequest, SaveStager
-from .steps.claims import FOLDER
+from .saving.stager import OneSave, SaveOrder, SaveStager
 from .steps.object_claims import open_claims
 from .steps.opening import OpenRoot, give_up_claim, open_root
 from .steps.refusals import refuse_without_joining
@@ -72,46 +71,35 @@ class SingleSave:
         """The options of the save."""
         return self.root.options
 
-    def stage(self, order: SaveOrder) -> SaveRequest:
-        """Returns the request with the tree; in a group an error is in it, so that all learn of it.
+    def stage(self, order: SaveOrder) -> OneSave:
+        """Returns the save with its tree; in a group an error is in it, so that all learn of it.
 
         Where it raises, the claim is given up.
         """
         root = self.root
-        request = SaveRequest(0, 0, root.writer.id, order.overwrite)
+        step = check_step(order.step) if is_step(order.step) else 0
+        save = OneSave(root=root, key=SaveKey(root.writer.id, 0, step), overwrite=order.overwrite)
         try:
-            request = replace(request, step=check_named_step(order.step, root.where))
+            check_named_step(order.step, root.where)
             if root.group.index == 0 and not order.overwrite:
                 _refuse_existing(root.storage)
-            stager = SaveStager(root.storage, root.group, root.options, sharers=root.sharers)
-            return stager.stage(request, order)
+            SaveStager(root).stage(save, order)
         except BaseException as error:
             if isinstance(error, Exception) and root.group.count > 1:
-                return replace(request, broken=error)
+                save.fail(error)
+                return save
             self._give_up()
             raise
+        return save
 
-    def run(self, request: SaveRequest) -> SaveResult:
+    def run(self, save: OneSave) -> SaveResult:
         """Does the save and gives the claim up. Blocks; a failure is in the result."""
-        root = self.root
-        target = SaveTarget(
-            root.storage,
-            root.group,
-            request.key,
-            "",
-            claim=f"{FOLDER}/{root.writer.id}",
-            messages=f"checkpoint/save/{root.writer.id}",
-            timeout_s=root.options.save_timeout_s,
-            overwrite=request.overwrite,
-            refuses_drift=root.options.on_replicas_differ == "raise",
-            cancellation=request.cancellation,
-        )
         result: SaveResult | None = None
         try:
-            result = run_protocol(target, SnapshotWork(request, target, root.options))
+            result = run_protocol(save, SnapshotWork(save))
             return result
         finally:
-            request.release()
+            save.release()
             self._give_up(is_unclear=result is None or result.is_unclear)
 
     def _give_up(self, *, is_unclear: bool = False) -> None:
@@ -121,21 +109,21 @@ class SingleSave:
 class BackgroundSave(SingleSave):
     """A save that goes on when its call has returned: on a thread, with a handle."""
 
-    def begin(self, request: SaveRequest) -> SaveHandle:
+    def begin(self, save: OneSave) -> SaveHandle:
         """Begins the save; returns when the caller may donate or overwrite its arrays."""
         saver = AsyncSaver(self)
         try:
-            return saver.begin(request)
+            return saver.begin(save)
         finally:
             saver.leave()  # nobody may ask for the error
 
-    def run(self, request: SaveRequest) -> SaveResult:
+    def run(self, save: OneSave) -> SaveResult:
         """Does the save; a failure is in the result."""
         try:
-            return super().run(request)
+            return super().run(save)
         except Exception as error:
-            failure = failure_of(error, request.step, self.root.group.index)
-            return SaveResult(request.key, failure)
+            failure = failure_of(error, save.step, self.root.group.index)
+            return SaveResult(save.key, failure)
 
 
 def _check_names(order: SaveOrder, path: str | os.PathLike[str]) -> None:

@@ -5,8 +5,8 @@ followers do, step by step.
 what it returns is how the save ended. `drive` runs one with a function that carries effects out. A
 manager's save, a one-shot save, a conversion and a save onto the hosts run them, and the simulator.
 
-    primary     Prepare > Gather > BuildRecord > ParseRecord > Commit (> ReadRecord, when the answer
-                is unclear) > DeleteSuperfluous > Tell
+    primary     Prepare > Gather > BuildRecord > Commit (> ReadRecord, when the answer is unclear)
+                > DeleteSuperfluous > Tell
     follower    Prepare > Gather > Hear (> ReadRecord, when nothing was heard)
 
 The rules:
@@ -218,16 +218,11 @@ class Gather:
 
 @dataclass(frozen=True)
 class BuildRecord:
-    """Make the record of these reports: Built, or Failed where they do not fit together."""
+    """Make the record of these reports, and read it as a reader will: Built, or Failed where they
+    do not fit together, or no reader takes it.
+    """
 
     reports: Sequence[SaveReport]
-
-
-@dataclass(frozen=True)
-class ParseRecord:
-    """Read the record as a reader will: Parsed or Failed."""
-
-    record: bytes
 
 
 @dataclass(frozen=True)
@@ -264,15 +259,7 @@ class Hear:
 
 
 Effect: TypeAlias = (
-    Prepare
-    | Gather
-    | BuildRecord
-    | ParseRecord
-    | Commit
-    | ReadRecord
-    | DeleteSuperfluous
-    | Tell
-    | Hear
+    Prepare | Gather | BuildRecord | Commit | ReadRecord | DeleteSuperfluous | Tell | Hear
 )
 
 # --- what comes back
@@ -305,11 +292,6 @@ class Built:
 
     record: bytes
     drift: str = ""
-
-
-@dataclass(frozen=True)
-class Parsed:
-    """Says that the record is one that readers take."""
 
 
 @dataclass(frozen=True)
@@ -384,7 +366,6 @@ Event: TypeAlias = (
     | Gathered
     | Sent
     | Built
-    | Parsed
     | Committed
     | Refused
     | Unclear
@@ -480,10 +461,6 @@ def _commit(key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int
     built = yield BuildRecord(reports)
     if not isinstance(built, Built):
         return _not_committed(key, _error(built))
-    # A record that a reader refuses is a step that nobody restores: it is found out before.
-    parsed = yield ParseRecord(built.record)
-    if not isinstance(parsed, Parsed):
-        return _not_committed(key, _error(parsed))
     answer = yield Commit(built.record)
     if isinstance(answer, Committed):
         return SaveResult(key, drift=built.drift)

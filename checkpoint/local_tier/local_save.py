@@ -5,31 +5,31 @@ from __future__ import annotations
 import errno
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.multihost import Group
 
 from ..agreement.exchange import ask_primary
-from ..agreement.save_protocol import BranchStart, SaveReport, SaveResult, Superfluous, TierTooLarge
-from ..format.item_report import ItemReport
+from ..agreement.save_protocol import (
+    BranchStart,
+    Prepared,
+    SaveReport,
+    SaveResult,
+    Superfluous,
+    TierTooLarge,
+)
 from ..options import Local, Options
-from ..saving.commit import SaveTarget
-from ..saving.plan import Plan
 from ..saving.record_builder import tree_text
-from ..saving.replicas import ReplicaSums
-from ..saving.save import MESSAGE_NAMES, SnapshotWork
-from ..saving.stager import SaveRequest
+from ..saving.save import SnapshotWork
+from ..saving.stager import OneSave
 from ..steps.lineage import Branch, Lineage, NoLineage
 from .host_folder import HostFolder, HostStorage, RunFolder
 from .meeting import Meeting
 from .part_copier import PartCopier
 from .parts import LocalKey, Part, StepHead
-
-# for the reports, once the parts had their time: a process that is late still says why
-REPORT_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,41 +71,20 @@ class LocalSave:
     local steps that may come back, best first; an unsure process gives None, and deletes nothing.
     """
 
-    def __init__(
-        self, place: HostPlace, request: SaveRequest, known: Sequence[LocalKey] | None
-    ) -> None:
+    def __init__(self, place: HostPlace, save: OneSave, known: Sequence[LocalKey] | None) -> None:
         self._place = place
-        self._request = request
+        self._save = save
         self._known = known
         self._snapshots: SnapshotWork | None = None
         self.branch: BranchStart | None = None
         self.key: LocalKey | None = None
         self.folder: HostFolder | None = None
         self.copied_bytes = 0
-        self._parts_target = SaveTarget(
-            place.storage,
-            place.group,
-            request.key,
-            folder="",
-            claim="",
-            messages=f"{place.messages}/{request.counter % MESSAGE_NAMES}",
-            timeout_s=place.local.timeout_s,
-            refuses_drift=place.options.on_replicas_differ == "raise",
-            is_local=True,
-            began=request.began,
-            cancellation=request.cancellation,
-        )
 
-    @property
-    def target(self) -> SaveTarget:
-        """Where the save goes, with the time that its reports have."""
-        timeout_s = self._parts_target.timeout_s + REPORT_WAIT_S
-        return replace(self._parts_target, timeout_s=timeout_s)
-
-    def write(self) -> Mapping[str, ItemReport]:
+    def write(self) -> Prepared:
         """Writes this process's part, copies those of peers, and reports its own."""
         try:
-            return self._write_and_copy().items
+            return Prepared(self._write_and_copy().items)
         except Exception:
             # A peer that waits for this part hears at once that it will not come.
             if self._place.meeting.server is not None and self.key is not None:
@@ -114,20 +93,19 @@ class LocalSave:
 
     def _write_and_copy(self) -> Part:
         place = self._place
-        request = self._request
-        target = self._parts_target
+        save = self._save
         branch = self._agree_on_branch()
         self.branch = branch.start
-        key = LocalKey(request.step, branch.number, request.save_id, place.group.count)
+        key = LocalKey(save.step, branch.number, save.key.save_id, place.group.count)
         self.key = key
         folder = place.folders.open(branch.run)
         self.folder = folder
         self._make_room(folder, branch)
-        target = replace(target, storage=folder.storage, folder=key.folder)
-        self._snapshots = SnapshotWork(request, target, place.options)
+        save.move(folder.storage, key.folder)
+        self._snapshots = SnapshotWork(save)
         part = self._write_part(key, folder, self._snapshots)
         for owner in place.meeting.copies_from:
-            copied = place.copier.copy(owner, key, folder, target)
+            copied = place.copier.copy(owner, key, folder, save)
             place.serve(copied, folder)
             self.copied_bytes += sum(copied.files.values())
         return part
@@ -136,33 +114,33 @@ class LocalSave:
         """Returns the branch of this save, once its file is durable: see `Lineage`."""
 
         def begin() -> dict[str, Any]:
-            end_s = self._parts_target.end_s
-            branch = self._place.lineage.current(self._request.key, self._request.place, end_s)
+            end_s = self._save.end_s
+            branch = self._place.lineage.current(self._save.key, self._save.place, end_s)
             assert branch is not None
             return asdict(branch)
 
-        name = f"{self._parts_target.messages}/begin"
+        name = f"{self._save.messages}/begin"
         fields = ask_primary(
             self._place.group,
             name,
             begin,
             self._place.local.timeout_s,
-            question=self._request.save_id,
+            question=self._save.key.save_id,
         )
         return Branch(**fields)
 
     def _write_part(self, key: LocalKey, folder: HostFolder, work: SnapshotWork) -> Part:
-        request = self._request
-        items = work.write()
+        save = self._save
+        items = work.write().items
         head = None
         if self._place.group.index == 0:
-            trees = {name: tree_text(plan) for name, plan in work.plans().items()}
+            trees = {name: tree_text(plan) for name, plan in save.plans.items()}
             head = StepHead(
                 trees,
-                request.started_s,
+                save.started_s,
                 time.time(),
-                metrics=request.metrics,
-                metadata=request.metadata,
+                metrics=save.metrics,
+                metadata=save.metadata,
             )
         part = Part(folder.run, key, self._place.group.index, items, head=head)
         folder.publish(part, part.to_bytes())
@@ -177,7 +155,7 @@ class LocalSave:
             stay = [key for key in self._known if key.step <= branch.base][:keep]
             place.withdraw(folder.prune(branch.number, place.writer_id, stay))
         others = len(place.meeting.copies_from)
-        need = self._request.own_bytes * (1 + others)
+        need = self._save.own_bytes * (1 + others)
         most = place.local.max_bytes
         if most is not None and need * (keep + 1) > most:
             raise TierTooLarge(
@@ -200,32 +178,11 @@ class LocalSave:
         )
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
-        """Returns the record that a restore would build: a step without one is no step."""
+        """Returns the record that a restore would build, which readers take."""
         assert self._snapshots is not None
         return self._snapshots.build(reports)
 
-    def check(self, record: bytes) -> None:
-        """Reads what `build` has built as every reader will."""
-        assert self._snapshots is not None
-        self._snapshots.check(record)
-
-    def plans(self) -> Mapping[str, Plan]:
-        """Returns the plans of the trees."""
-        return {item: plan for item, (plan, _) in self._request.trees.items()}
-
-    def replicas(self) -> Mapping[str, ReplicaSums]:
-        """Returns the sums of the trees' replicas, by item."""
-        return self._request.replicas
-
-    def own_files(self) -> list[str]:
-        """Returns the files that this process writes, by names relative to the step's folder."""
-        return [] if self._snapshots is None else self._snapshots.own_files()
-
-    def steps_crc(self) -> int:
-        """Returns 0: which local steps there are is what a survey finds out."""
-        return 0
-
-    def superfluous(self, *, list_steps: bool) -> Superfluous:
+    def committed(self, *, list_steps: bool) -> Superfluous:
         """Returns nothing: each process knows what it lets go."""
         return Superfluous()
 
@@ -244,7 +201,7 @@ class LocalSave:
         for key in keys:
             more_files: list[str] = []
             if key == self.key:
-                more_files = [f"{key.folder}/{name}" for name in self.own_files()]
+                more_files = [f"{key.folder}/{name}" for name in self._save.begun]
             self.folder.let_go(key, more_files)
         if result.error is None and self._known is not None and self._place.meeting.is_lister:
             self._place.withdraw(self.folder.prune(self.key.branch, self._place.writer_id, stay))

@@ -28,7 +28,7 @@ from ..format.limits import RECORD_LIMIT_BYTES
 from ..format.record import Record, parse_record
 from ..peers.peer_connection import PeerConnection, Peers
 from ..saving.commit import run_protocol
-from ..saving.stager import SaveRequest
+from ..saving.stager import OneSave
 from ..steps.lineage import Branch, read_branches, run_of
 from ..steps.root_report import HostCopies
 from ..storage.base import Storage
@@ -92,38 +92,38 @@ class LocalSteps:
             place.serve(part, folder)
         return Inventory([part.summary() for part in parts])
 
-    def save(self, request: SaveRequest) -> SaveResult:
+    def save(self, save: OneSave) -> SaveResult:
         """Does a local save with all processes. Blocks for its time; a failure is in the result."""
         is_unsure = self.is_unsure
         known = None if is_unsure else [step.key for step in self.restorable()]
-        save = LocalSave(self._place, request, known)
-        result = run_protocol(save.target, save, is_unsure=is_unsure)
-        self._take_note(save, result)
-        if save.branch is not None:
+        work = LocalSave(self._place, save, known)
+        result = run_protocol(save, work, is_unsure=is_unsure)
+        self._take_note(work, result)
+        if work.branch is not None:
             # Its file is durable, whatever became of the save.
-            self.leave(save.branch)
-        if save.key is not None and save.folder is not None:
+            self.leave(work.branch)
+        if work.key is not None and work.folder is not None:
             try:
-                goes = self._ended(save.key, save.folder, result)
-                save.delete(goes, [step.key for step in self.restorable()], result)
+                goes = self._ended(work.key, work.folder, result)
+                work.delete(goes, [step.key for step in self.restorable()], result)
             except OSError as error:  # it is tried again after the next save
-                path = save.folder.path
+                path = work.folder.path
                 _log.warning("local steps in %s could not be deleted yet: %s", path, error)
         if result.survey:
-            self._survey_after(request)
+            self._survey_after(save)
         return result
 
-    def _survey_after(self, request: SaveRequest) -> None:
+    def _survey_after(self, save: OneSave) -> None:
         """Surveys on the saving thread, since some process does not know what there is.
 
         Until then that process keeps all that it has: without a survey its memory would fill up.
         """
         # A name of its own: a process that did not hear of this survey is in step at the next.
-        name = f"{self._place.messages}/{request.save_id}"
+        name = f"{self._place.messages}/{save.key.save_id}"
         try:
             self.survey(name, self._place.local.timeout_s)
         except Exception as error:
-            _log.warning("no survey after the local save of step %d: %s", request.step, error)
+            _log.warning("no survey after the local save of step %d: %s", save.step, error)
 
     def _ended(self, key: LocalKey, folder: HostFolder, result: SaveResult) -> list[LocalKey]:
         """Knows a save that has ended; returns the local saves of this process that go now."""
@@ -141,10 +141,10 @@ class LocalSteps:
             is_unsure=self.is_unsure,
         )
 
-    def _take_note(self, save: LocalSave, result: SaveResult) -> None:
+    def _take_note(self, work: LocalSave, result: SaveResult) -> None:
         """Notes why the tier ends, and that an outcome was not heard."""
         with self._lock:
-            self.copied_bytes += save.copied_bytes
+            self.copied_bytes += work.copied_bytes
             self.off = self.off or result.lane_off
             # What was not heard is neither yes nor no: a survey looks.
             self.is_unsure = self.is_unsure or result.is_unclear

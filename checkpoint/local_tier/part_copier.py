@@ -14,7 +14,7 @@ from ..format.item_report import FileReport
 from ..memory.write_behind import WriteBehind
 from ..options import Local
 from ..peers.peer_connection import PeerConnection, PeerFailed
-from ..saving.commit import SaveTarget
+from ..saving.stager import OneSave
 from ..storage.local import write_all
 from .host_folder import HostFolder, read_checked
 from .meeting import Meeting
@@ -55,22 +55,22 @@ class PartCopier:
         self._meeting = meeting
         self._throttle = Throttle(local.rate_bytes_s or math.inf)
 
-    def copy(self, owner: int, key: LocalKey, folder: HostFolder, target: SaveTarget) -> Part:
+    def copy(self, owner: int, key: LocalKey, folder: HostFolder, save: OneSave) -> Part:
         """Copies a part of a peer and publishes the copy in the folder. Blocks.
 
         Raises PartGivenUp, PeerFailed, SaveFailed, Corrupt, OSError.
         """
         try:
-            return self._copy(owner, key, folder, target)
+            return self._copy(owner, key, folder, save)
         except PeerFailed as error:
             message = f"process {owner}'s part was not copied: {error.strerror}"
             raise PeerFailed(errno.EIO, message) from error
 
-    def _copy(self, owner: int, key: LocalKey, folder: HostFolder, target: SaveTarget) -> Part:
+    def _copy(self, owner: int, key: LocalKey, folder: HostFolder, save: OneSave) -> Part:
         meeting = self._meeting
 
         def remaining_s() -> float:
-            return target.remaining_s or 0.001
+            return save.remaining_s or 0.001
 
         with PeerConnection(
             meeting.peers[owner].address, meeting.secret, meeting.tls, timeout_s=remaining_s()
@@ -89,7 +89,7 @@ class PartCopier:
                     f"process {owner} gave process {part.process}'s part of {part.key}, where its"
                     f" own of {key} was asked for",
                 )
-            self._check_rate(sum(part.files.values()), target)
+            self._check_rate(sum(part.files.values()), save)
             self._copy_files(peer, part, folder, remaining_s)
         # Last, and only here: a part without all of its files is none.
         folder.publish(part, data)
@@ -109,10 +109,10 @@ class PartCopier:
             folder.storage.spare(part.files)
             raise
 
-    def _check_rate(self, nbytes: int, target: SaveTarget) -> None:
+    def _check_rate(self, nbytes: int, save: OneSave) -> None:
         """Refuses to begin what cannot be done in time."""
         rate = self._local.rate_bytes_s
-        left_s = target.remaining_s
+        left_s = save.remaining_s
         if rate is not None and nbytes / rate > left_s:
             raise SaveFailed(
                 f"a copy of {nbytes:,} bytes takes {nbytes / rate:,.0f} s at"

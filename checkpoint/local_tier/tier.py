@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.coordination import HoldfastError
-from holdfast.multihost import Group
 from holdfast.multihost.group.runtime import tls_files
 
 from ..agreement.exchange import ask_primary
-from ..agreement.save_protocol import BranchStart, SaveResult
+from ..agreement.save_protocol import BranchStart, SaveKey, SaveResult
 from ..errors import (
     CheckpointError,
     Corrupt,
@@ -34,15 +33,14 @@ from ..format.limits import check_step
 from ..format.record import Record
 from ..layouts.holdfast import HoldfastCheckpoint
 from ..layouts.inspection import Structure, structure_of
-from ..memory.budget import ALONE, Sharers
-from ..options import Local, Options
+from ..options import Local
 from ..peers.peer_tls import PeerTls
 from ..saving.async_saver import AsyncSaver, SaveHandle
-from ..saving.stager import SaveOrder, SaveRequest, SaveStager
+from ..saving.stager import OneSave, SaveOrder, SaveStager
 from ..scheduling.scheduler import SaveScheduler
 from ..steps.lineage import Lineage, NoLineage, Position
+from ..steps.opening import OpenRoot
 from ..steps.root_report import HostCopies
-from ..storage.base import Storage
 from ..storage.path import StorePath
 from .host_folder import HostStorage, RunFolder
 from .local_save import HostPlace
@@ -72,32 +70,23 @@ class LocalTier:
     the save in flight.
     """
 
-    def __init__(
-        self,
-        local: Local,
-        storage: Storage,
-        group: Group,
-        *,
-        options: Options,
-        writer_id: str,
-        lineage: Lineage | NoLineage,
-        sharers: Sharers = ALONE,
-    ) -> None:
+    def __init__(self, local: Local, root: OpenRoot, lineage: Lineage | NoLineage) -> None:
         path = Path(local.path)
+        group = root.group
         self.storage = HostStorage(path)
         # The store's disk is not this host's, and a bar for each local save would flicker.
         self.options = replace(
-            options, progress=None, check_free_space=False, save_timeout_s=local.timeout_s
+            root.options, progress=None, check_free_space=False, save_timeout_s=local.timeout_s
         )
+        self._hosts = replace(root, storage=self.storage, options=self.options)
         self._local = local
-        self._root = storage
-        self._root_timeout_s = options.save_timeout_s
+        self._root = root
         self._group = group
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTS, 0.0)
         self._counter = 0
-        self._stager = SaveStager(self.storage, group, self.options, sharers=sharers)
-        messages = f"checkpoint/{writer_id}/local"
+        self._stager = SaveStager(self._hosts)
+        messages = f"{root.messages}/local"
         files = tls_files()
         tls = None if files is None else PeerTls(*files)
         self._meeting = meet(local, path, group, f"{messages}/meet", tls)
@@ -110,10 +99,10 @@ class LocalTier:
             meeting=self._meeting,
             copier=PartCopier(local, self._meeting),
             lineage=lineage,
-            writer_id=writer_id,
+            writer_id=root.writer.id,
             folders=RunFolder(path, syncs=local.sync),
         )
-        self._steps = LocalSteps(storage, self._place)
+        self._steps = LocalSteps(root.storage, self._place)
         self._saver = AsyncSaver(self)
         self._scheduler: SaveScheduler | None = None
         try:
@@ -130,7 +119,7 @@ class LocalTier:
         off = self._steps.off
         if not off:
             return
-        root = self._root.root
+        root = self._root.where
         if self._local.strict:
             message = f"the local tier of {root} cannot be used: {off}"
             raise CheckpointError(message, path=str(self._place.path))
@@ -168,7 +157,7 @@ class LocalTier:
         Every process calls it. Blocks. Raises, on every process, what `begin` raises.
         """
         name = f"{self._place.messages}/delete"
-        ask_primary(self._group, name, begin, self._root_timeout_s, question=str(step))
+        ask_primary(self._group, name, begin, self._root.options.save_timeout_s, question=str(step))
         # Only now: until the root says so, a crash would bring these steps back.
         self._steps.forget_from(step)
 
@@ -205,45 +194,46 @@ class LocalTier:
         self._counter += 1
         # The durable lane counts from 1: no two saves of a writer have one id.
         save_id = f"{self._place.writer_id}{1 << 31 | self._counter:08x}"
-        request = SaveRequest(self._counter, check_step(order.step), save_id)
-        self._saver.join_before(order, request.waits)
+        key = SaveKey(save_id, self._counter, check_step(order.step))
+        save = OneSave(root=self._hosts, key=key, is_local=True)
+        self._saver.join_before(order, save.waits)
         earlier = self._take_error()
         self.started(order.step)
         try:
-            with self._saver.preparing(request, self._group):
-                request = replace(request, place=find_place(request.step))
-                request = self._stager.stage(request, order)
+            with self._saver.preparing(save, self._group):
+                save.stand(find_place(save.step), may_miss=False)
+                self._stager.stage(save, order)
         except BaseException as error:
             if earlier is not None:
                 error.add_note(f"besides, an earlier save failed: {earlier}")
             raise
-        handle = self._saver.begin(request)
+        handle = self._saver.begin(save)
         if self._scheduler is not None:
             note_saved = self._scheduler.note_saved
-            handle.on_commit(lambda _: note_saved(time.monotonic() - request.began))
-            blocked_s = time.monotonic() - called_s - request.waits.seconds
+            handle.on_commit(lambda _: note_saved(time.monotonic() - save.began))
+            blocked_s = time.monotonic() - called_s - save.waits.seconds
             self._scheduler.note_blocked(max(0.0, blocked_s))
         if earlier is not None:
             earlier.add_note(f"the save of step {order.step} was begun nevertheless")
             raise earlier
         return handle
 
-    def run(self, request: SaveRequest) -> SaveResult:
+    def run(self, save: OneSave) -> SaveResult:
         """Does a whole local save, on the saving thread; a failure is in the result, and logged."""
         try:
-            result = self._steps.save(request)
+            result = self._steps.save(save)
         except Exception as error:
-            result = SaveResult(request.key, failure_of(error, request.step, self._group.index))
+            result = SaveResult(save.key, failure_of(error, save.step, self._group.index))
         finally:
-            request.release()
+            save.release()
         if result.error is None:
-            save_s = time.monotonic() - request.began
-            self._count(saves=1, save_s=save_s, save_bytes=request.own_bytes)
+            save_s = time.monotonic() - save.began
+            self._count(saves=1, save_s=save_s, save_bytes=save.own_bytes)
         elif not isinstance(result.error, SaveCancelled):
             self._count(saves_failed=1)
             _log.warning(
                 "the local save of step %d failed; durable saves go on: %s",
-                request.step,
+                save.step,
                 result.error,
             )
         return result

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Protocol
 
 from holdfast.coordination import HoldfastError
@@ -30,7 +29,7 @@ from ..storage.base import Storage
 from ..storage.threads import Latch, start_thread
 from .commit import RESULT_WAIT_S
 from .snapshot import ArrayWaits
-from .stager import SaveOrder, SaveRequest
+from .stager import OneSave, SaveOrder
 
 _log = logging.getLogger(__name__)
 LOOK_S = 0.5  # how often a wait for snapshots looks whether their save has ended
@@ -45,7 +44,7 @@ class SaveRunner(Protocol):
     @property
     def options(self) -> Options: ...
 
-    def run(self, request: SaveRequest) -> SaveResult:
+    def run(self, save: OneSave) -> SaveResult:
         """Does a whole save. Blocks; a failure is in the result."""
 
 
@@ -53,7 +52,7 @@ class _CalledBack(threading.local):
     """The saves whose callbacks a thread runs now."""
 
     def __init__(self) -> None:
-        self.requests: list[SaveRequest] = []
+        self.saves: list[OneSave] = []
 
 
 _called_back = _CalledBack()
@@ -64,10 +63,10 @@ def refuse_in_callback(writer_id: str, call: str) -> None:
 
     The call would wait for the very save that waits for it.
     """
-    for request in _called_back.requests:
-        if request.save_id.startswith(writer_id):
+    for save in _called_back.saves:
+        if save.key.save_id.startswith(writer_id):
             raise RuntimeError(
-                f"{call}() was called by what was given to on_commit of step {request.step}, and"
+                f"{call}() was called by what was given to on_commit of step {save.step}, and"
                 " that save ends when it returns; expected the call after that, on the thread that"
                 " trains"
             )
@@ -81,32 +80,32 @@ class SaveHandle:
     """
 
     def __init__(
-        self, step: int, request: SaveRequest | None = None, context: SaveRunner | None = None
+        self, step: int, save: OneSave | None = None, context: SaveRunner | None = None
     ) -> None:
         self.step = step
-        self._request = request
+        self._save = save
         self._context = context
         self._ended = Latch()
         self._told = Latch()  # that it has ended, to callbacks and the log
         self._result: SaveResult | None = None
         self._defect: BaseException | None = None
-        self._is_unread = request is not None
+        self._is_unread = save is not None
         self._is_cancelled_here = False
         self._is_left = False  # its saver went: nobody asks it for the error
         self._callbacks: collections.deque[Callable[[int], object]] = collections.deque()
-        if request is None:
+        if save is None:
             self._ended.set()
 
     def __bool__(self) -> bool:
-        return self._request is not None
+        return self._save is not None
 
     def __repr__(self) -> str:
         return f"<SaveHandle of step {self.step}: {self._state()}>"
 
     def _repr_html_(self) -> str:
         rows = {"step": self.step, "state": self._state()}
-        if self._request is not None:
-            rows["size"] = shown_bytes(self._request.total_bytes)
+        if self._save is not None:
+            rows["size"] = shown_bytes(self._save.total_bytes)
         return html_table("SaveHandle", rows)
 
     def _state(self) -> str:
@@ -128,7 +127,7 @@ class SaveHandle:
         TimeoutError after `timeout_s`; without it the save's own time is the bound. For a save that
         was skipped it returns at once.
         """
-        if not self.done() and any(request is self._request for request in _called_back.requests):
+        if not self.done() and any(save is self._save for save in _called_back.saves):
             raise RuntimeError(
                 f"what was given to on_commit waits for its own save, of step {self.step}, which"
                 " ends when it returns"
@@ -146,7 +145,7 @@ class SaveHandle:
         written is deleted. `wait` raises SaveCancelled, and so do later calls of the other
         processes' managers. Later calls of this manager do not.
         """
-        if self._request is None or not self._request.cancellation.cancel():
+        if self._save is None or not self._save.cancellation.cancel():
             return False
         self._is_cancelled_here = True
         return True
@@ -163,13 +162,13 @@ class SaveHandle:
             self._call_back()
 
     def _call_back(self) -> None:
-        assert self._request is not None
-        _called_back.requests.append(self._request)
+        assert self._save is not None
+        _called_back.saves.append(self._save)
         try:
             while self._callbacks:
                 self._call_next()
         finally:
-            _called_back.requests.pop()
+            _called_back.saves.pop()
 
     def _call_next(self) -> None:
         try:
@@ -186,9 +185,9 @@ class SaveHandle:
 
     def _run(self) -> None:
         """Does the save, on the saving thread."""
-        assert self._request is not None and self._context is not None
+        assert self._save is not None and self._context is not None
         try:
-            self._result = self._context.run(self._request)
+            self._result = self._context.run(self._save)
             if self._result.error is None:
                 self._call_back()
         except BaseException as error:
@@ -271,21 +270,21 @@ class SaveHandle:
 
         Raises SaveFailed if a store hangs.
         """
-        assert self._request is not None
+        assert self._save is not None
         began_s = time.perf_counter()
         end = time.monotonic() + self._bound_s
-        for _, snapshot in self._request.trees.values():
+        for _, snapshot in self._save.trees.values():
             while not snapshot.wait(min(LOOK_S, max(0.0, end - time.monotonic()))):
                 if self.done():
                     break
                 if time.monotonic() >= end:
                     raise self._hangs()
-        self._request.waits.add_late(began_s)
+        self._save.waits.add_late(began_s)
 
     def _let_go_of_arrays(self) -> None:
         """Calls the save off if it still needs the caller's arrays; blocks while it copies some."""
-        assert self._request is not None
-        snapshots = [snapshot for _, snapshot in self._request.trees.values()]
+        assert self._save is not None
+        snapshots = [snapshot for _, snapshot in self._save.trees.values()]
         if all(snapshot.wait(0) for snapshot in snapshots):
             return
         self.cancel()
@@ -303,9 +302,9 @@ class SaveHandle:
         self._is_unread = False
         if self._defect is not None:
             raise self._defect
-        assert self._result is not None and self._request is not None
+        assert self._result is not None and self._save is not None
         error = self._result.error
-        was_raised = self._request.broken is not None or (
+        was_raised = self._save.broken is not None or (
             self._is_cancelled_here and isinstance(error, SaveCancelled)
         )
         return None if was_raised else error
@@ -319,9 +318,9 @@ class AsyncSaver:
         self._last: SaveHandle | None = None
         self._queue: queue.SimpleQueue[SaveHandle | None] | None = None
 
-    def start(self, request: SaveRequest) -> SaveHandle:
+    def start(self, save: OneSave) -> SaveHandle:
         """Begins a save; the one before has ended."""
-        handle = SaveHandle(request.step, request, self._context)
+        handle = SaveHandle(save.step, save, self._context)
         self._enqueue(handle)
         return handle
 
@@ -356,13 +355,13 @@ class AsyncSaver:
             self._queue = queued
         return self._queue
 
-    def begin(self, request: SaveRequest) -> SaveHandle:
+    def begin(self, save: OneSave) -> SaveHandle:
         """Begins a save as `start` does; returns when the caller may change its arrays.
 
         An interrupt (Ctrl-C) calls the save off unless it has all that it needs of them. Raises
         SaveFailed if a store hangs.
         """
-        handle = SaveHandle(request.step, request, self._context)
+        handle = SaveHandle(save.step, save, self._context)
         try:
             self._enqueue(handle)
             handle._wait_for_snapshots()
@@ -374,7 +373,7 @@ class AsyncSaver:
         return handle
 
     @contextlib.contextmanager
-    def preparing(self, request: SaveRequest, group: Group) -> Iterator[None]:
+    def preparing(self, save: OneSave, group: Group) -> Iterator[None]:
         """Surrounds the preparation of a save that all processes of a group begin.
 
         Where it fails, the other processes learn that this one cannot save.
@@ -383,7 +382,8 @@ class AsyncSaver:
             yield
         except BaseException as error:
             if group.count > 1:
-                self.start(replace(request, broken=_broken_by(error, request.step)))
+                save.fail(_broken_by(error, save.step))
+                self.start(save)
             raise
 
     def close(self) -> None:

@@ -147,18 +147,19 @@ def can_link(storage: Storage) -> bool:
 def link_file(target: ItemTarget, known: WrittenFile, name: str) -> bool:
     """Gives a file of the last save a second name, in a bucket a copy; says whether it could."""
     storage = target.storage
+    path = target.begin(name)
     try:
         if storage.posix is not None:
-            storage.posix.link(known.name, target.path(name), known.report.size)
+            storage.posix.link(known.name, path, known.report.size)
         else:
             assert isinstance(storage, CopiesFiles)
-            storage.copy(known.name, target.path(name))
+            storage.copy(known.name, path)
     except OSError as error:
         # Deleted meanwhile, too many links, or a quota's border: the chunks are written instead.
-        _log.debug("%s is not linked as %s: %s", known.name, target.path(name), error)
+        _log.debug("%s is not linked as %s: %s", known.name, path, error)
         # It may have been linked all the same. No record would name it, and no sweep looks for it.
         with contextlib.suppress(OSError):
-            storage.delete([target.path(name)])
+            storage.delete([path])
         return False
     return True
 
@@ -225,20 +226,6 @@ def link_unmoved(
                 if same[place] and fate.file == file:
                     chunks.add((pack, place))
     return Unmoved(files, chunks, references(leaves))
-
-
-def unlink(unmoved: Unmoved, plan: Plan, target: ItemTarget) -> None:
-    """Deletes what `link_unmoved` linked for a save that does not begin."""
-    names = [
-        link_name(plan, pack, file, target.save_id)
-        for pack, files in unmoved.files.items()
-        for file in files
-    ]
-    if not names:
-        return
-    paths = [target.path(name) for name in names]
-    with contextlib.suppress(OSError):  # what cannot be deleted is left to a sweep
-        target.storage.delete([*paths, f"{target.folder}/", f"{target.step_dir}/"])
 
 
 def link_name(plan: Plan, pack: int, file: int, save_id: str) -> str:

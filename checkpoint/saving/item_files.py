@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from crc32c import crc32c
@@ -25,13 +25,15 @@ PIECE_BYTES = 4 * PREFIX_BYTES  # checksummed and written while it is in the cac
 class ItemTarget:
     """Where the files of one item of a save go.
 
-    `step_dir` is relative to the store's root ("" for the root itself).
+    `step_dir` is relative to the store's root ("" for the root itself). `begun` gets the name of
+    each file, relative to it, before the file is there.
     """
 
     storage: Storage
     step_dir: str
     item: str
     save_id: str
+    begun: list[str] = field(default_factory=list)
 
     @property
     def folder(self) -> str:
@@ -39,7 +41,12 @@ class ItemTarget:
 
     def path(self, name: str) -> str:
         """Returns the name in the store of one of the item's files."""
-        return join(self.step_dir, self.item, name)
+        return join(self.folder, name)
+
+    def begin(self, name: str) -> str:
+        """Notes that one of the item's files is begun; returns its name in the store."""
+        self.begun.append(f"{self.item}/{name}")
+        return self.path(name)
 
     @contextlib.contextmanager
     def synced_once(self) -> Iterator[ItemTarget]:
@@ -55,7 +62,7 @@ class ItemTarget:
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
         """Writes one of the item's files, durably: see `synced_once`."""
-        self.storage.write(self.path(name), size, parts)
+        self.storage.write(self.begin(name), size, parts)
 
 
 def write_json(target: ItemTarget, process: int, data: bytes) -> ItemReport:

@@ -9,20 +9,26 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.coordination import HoldfastError
 
 from ..agreement.misses import Misses
-from ..agreement.save_protocol import BranchStart, SaveReport, SaveResult, Superfluous
+from ..agreement.save_protocol import (
+    BranchStart,
+    Prepared,
+    SaveKey,
+    SaveReport,
+    SaveResult,
+    Superfluous,
+)
 from ..errors import SaveCancelled, failure_of
-from ..format.item_report import ItemReport, bin_name, json_name, pack_name
+from ..format.item_report import ItemReport
 from ..format.record import check_record, check_record_size
 from ..format.step_folders import write_hint
 from ..format.values import decode_value
 from ..options import Options, ProgressMeter, Statistics
 from ..steps.background import BackgroundWorker
-from ..steps.claims import FOLDER
 from ..steps.index import SavedStep, StepIndex
 from ..steps.lineage import Lineage, NoLineage, StepOrder
 from ..steps.opening import OpenRoot
@@ -30,65 +36,57 @@ from ..steps.root_report import NoReporter, RootReporter
 from ..storage.base import Storage
 from ..storage.local import fenced
 from ..storage.retries import until
-from .commit import SaveTarget, run_protocol
-from .incremental import NAMES, SaveHistory
-from .item_files import ItemTarget, report_json, write_files, write_json
+from .commit import run_protocol
+from .incremental import SaveHistory
+from .item_files import report_json, write_files, write_json
 from .pack_writer import write_snapshot
 from .plan import Plan
 from .plan_mismatch import check_json, check_own_names, check_reports
 from .record_builder import RecordHead, build_record
-from .replicas import ReplicaSums
 from .snapshot import begin_copies
-from .stager import JsonValue, SaveRequest
+from .stager import JsonValue, OneSave
 
 _log = logging.getLogger(__name__)
-# Saves take turns at this many names: a process that is late for one save never meets the others in
-# the next.
-MESSAGE_NAMES = 64
 SPARE_BYTES = 1 << 20  # for headers, the record and folders, when free space is checked
 
 
 class SnapshotWork:
-    """Writes the snapshots and values of a request: the whole of a single save."""
+    """Writes the snapshots and values of a save: the whole of a single one."""
 
     def __init__(
         self,
-        request: SaveRequest,
-        target: SaveTarget,
-        options: Options,
+        save: OneSave,
         *,
         history: SaveHistory | None = None,
         statistics: Statistics | None = None,
     ) -> None:
-        self._request = request
-        self._target = target
-        self._options = options
+        self._save = save
         self._history = history
         self._statistics = statistics
-        self._process = target.group.index
+        self._process = save.root.group.index
         self._items: Mapping[str, tuple[Plan | None, list[ItemReport]]] = {}
         self._branch: BranchStart | None = None
 
-    def write(self) -> Mapping[str, ItemReport]:
+    def write(self) -> Prepared:
         """Writes this process's share, durably; reports it."""
-        if self._request.broken is not None:
-            raise self._request.broken
+        save = self._save
+        if save.broken is not None:
+            raise save.broken
         self._check_space()
-        begin_copies(snapshot for _, snapshot in self._request.trees.values())
+        begin_copies(snapshot for _, snapshot in save.trees.values())
         try:
-            return self._write_items(self._progress())
+            return Prepared(self._write_items(self._progress()))
         except FileNotFoundError as error:
-            target = self._target
             # Without its claim a sweep takes away what it is writing.
-            if target.timed_storage.list(target.claim):
+            if save.is_local or save.storage.list(save.claim):
                 raise
-            raise fenced(f"{target.storage.root}/{target.claim}") from error
+            raise fenced(f"{save.root.where}/{save.claim}") from error
 
     def _write_items(self, progress: Callable[[int], None]) -> dict[str, ItemReport]:
-        request = self._request
+        save = self._save
         reports = {}
-        for name, (_, snapshot) in request.trees.items():
-            with self._place(name).synced_once() as place:
+        for name, (_, snapshot) in save.trees.items():
+            with save.item(name).synced_once() as place:
                 reports[name] = write_snapshot(
                     snapshot,
                     place,
@@ -96,33 +94,27 @@ class SnapshotWork:
                     history=self._history,
                     statistics=self._statistics,
                 )
-        for name, value in request.values.items():
+        for name, value in save.values.items():
             if self._writes(value):
-                reports[name] = write_json(self._place(name), self._process, value.data)
+                reports[name] = write_json(save.item(name), self._process, value.data)
             else:
                 reports[name] = report_json(self._process, value.data)
-        for name, staged in request.files.items():
-            with self._place(name).synced_once() as place:
+        for name, staged in save.files.items():
+            with save.item(name).synced_once() as place:
                 reports[name] = write_files(place, self._process, staged, progress)
         return reports
-
-    def _place(self, item: str) -> ItemTarget:
-        target = self._target
-        return ItemTarget(target.timed_storage, target.folder, item, self._request.save_id)
 
     def _writes(self, value: JsonValue) -> bool:
         return value.per_process or self._process == 0
 
     def _progress(self) -> Callable[[int], None]:
         """Returns what is called with the bytes of each piece that is out."""
-        request = self._request
-        listener = self._options.progress
-        meter = (
-            None if listener is None else ProgressMeter(request.step, request.own_bytes, listener)
-        )
+        save = self._save
+        listener = self._save.root.options.progress
+        meter = None if listener is None else ProgressMeter(save.step, save.own_bytes, listener)
 
         def progress(nbytes: int) -> None:
-            request.cancellation.check(request.step, self._process)
+            save.cancellation.check(save.step, self._process)
             if meter is not None:
                 meter.add(nbytes)
 
@@ -130,60 +122,62 @@ class SnapshotWork:
 
     def _check_space(self) -> None:
         """Refuses, at the primary and before a byte is written, what the disk has no room for."""
-        storage = self._target.storage
-        if not self._options.check_free_space or self._process or storage.posix is None:
+        storage = self._save.root.storage
+        if not self._save.root.options.check_free_space or self._process or storage.posix is None:
             return
         # What may be linked is known only when it is compared: the save may need almost nothing.
         may_link = self._history is not None and self._history.is_known
-        need = SPARE_BYTES + (0 if may_link else self._request.total_bytes)
+        need = SPARE_BYTES + (0 if may_link else self._save.total_bytes)
         free = shutil.disk_usage(storage.root).free
         if need > free:
             raise OSError(
                 errno.ENOSPC,
-                f"step {self._request.step} needs {need:,} bytes, {free:,} are free; delete old"
+                f"step {self._save.step} needs {need:,} bytes, {free:,} are free; delete old"
                 " steps or keep fewer",
                 storage.root,
             )
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record, at the primary. Raises SaveFailed where the reports do not fit."""
-        request = self._request
+        save = self._save
         items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
-        for name in [*request.trees, *request.values, *request.files]:
-            plan = request.trees[name][0] if name in request.trees else None
+        for name in [*save.trees, *save.values, *save.files]:
+            plan = save.trees[name][0] if name in save.trees else None
             shares = [report.items[name] for report in reports]
             if plan is not None:
                 check_reports(name, plan, shares)
-            elif name in request.values and not request.values[name].per_process:
+            elif name in save.values and not save.values[name].per_process:
                 check_json(name, shares)
-            elif name in request.files:
+            elif name in save.files:
                 check_own_names(name, shares)
             items[name] = (plan, shares)
         self._items = items
         self._branch = self._current_branch()
-        return self._record(items)
+        record = self._record(items)
+        self._check(record)
+        return record
 
     def _current_branch(self) -> BranchStart | None:
         """Returns the branch of the root's history that the save belongs to."""
         return None
 
     def _record(self, items: Mapping[str, tuple[Plan | None, list[ItemReport]]]) -> bytes:
-        request = self._request
+        save = self._save
         return build_record(
             RecordHead(
-                request.step,
-                writer=request.save_id,
-                processes=self._target.group.count,
-                started_s=request.started_s,
+                save.step,
+                writer=save.key.save_id,
+                processes=save.root.group.count,
+                started_s=save.started_s,
                 finished_s=time.time(),
-                metrics=request.metrics,
-                metadata=request.metadata,
+                metrics=save.metrics,
+                metadata=save.metadata,
                 opening=None if self._branch is None else self._branch.number,
             ),
             items,
         )
 
-    def check(self, record: bytes) -> None:
+    def _check(self, record: bytes) -> None:
         """Reads the record as a reader will, without what was read at an earlier save.
 
         That is what a plan alone says (see check_plan), and a layout.
@@ -193,7 +187,7 @@ class SnapshotWork:
             for plan, _ in self._items.values()
             if plan is not None and plan.cache.get("layout is unread")
         ]
-        where = self._target.where
+        where = self._save.where
         if unread:
             check_record(record, where)
             for plan in unread:
@@ -206,43 +200,8 @@ class SnapshotWork:
             for kind, text in (value for share in shares for value in share.values):
                 decode_value(kind, text)
 
-    def plans(self) -> Mapping[str, Plan]:
-        """Returns the plans of the trees."""
-        return {item: plan for item, (plan, _) in self._request.trees.items()}
-
-    def replicas(self) -> Mapping[str, ReplicaSums]:
-        """Returns the sums of the trees' replicas, by item."""
-        return self._request.replicas
-
-    def own_files(self) -> list[str]:
-        """Returns the files that this process writes, by names relative to the step's folder."""
-        save_id = self._request.save_id
-        # A pack of an incremental save may be several files: the links, and what was written.
-        files_per_pack = 1 if self._history is None else NAMES
-        names = [
-            f"{item}/{pack_name(self._process, pack * files_per_pack + number, save_id)}"
-            for item, plan in self.plans().items()
-            for pack in plan.own
-            for number in range(files_per_pack)
-        ]
-        names += [
-            f"{item}/{bin_name(self._process, number, save_id)}"
-            for item, staged in self._request.files.items()
-            for number in range(len(staged))
-        ]
-        names += [
-            f"{item}/{json_name(self._process, save_id)}"
-            for item, value in self._request.values.items()
-            if self._writes(value)
-        ]
-        return names
-
-    def steps_crc(self) -> int:
-        """Returns what tells the steps that this process knows from others."""
-        return 0
-
-    def superfluous(self, *, list_steps: bool) -> Superfluous:
-        """Returns what the save makes superfluous, at the primary, once it is committed."""
+    def committed(self, *, list_steps: bool) -> Superfluous:
+        """Returns what the save makes superfluous: here nothing."""
         return Superfluous()
 
 
@@ -270,51 +229,46 @@ class RootState:
 class _StepWork(SnapshotWork):
     """Writes a step of a root, whose index says what the step makes superfluous."""
 
-    def __init__(
-        self, request: SaveRequest, target: SaveTarget, options: Options, state: RootState
-    ) -> None:
-        super().__init__(
-            request, target, options, history=state.history, statistics=state.statistics
-        )
+    def __init__(self, save: OneSave, state: RootState) -> None:
+        super().__init__(save, history=state.history, statistics=state.statistics)
         self._state = state
 
-    def write(self) -> Mapping[str, ItemReport]:
+    def write(self) -> Prepared:
         """Writes this process's share, durably; reports it. Raises StepExists too."""
+        save = self._save
         if self._process == 0:
-            target = self._target
-            self._state.make_way(target.timed_storage, target.folder, target.claim)
-        return super().write()
+            self._state.make_way(save.storage, save.folder, save.claim)
+        prepared = super().write()
+        return replace(prepared, steps=self._state.index.crc())
 
     def _current_branch(self) -> BranchStart | None:
-        request = self._request
-        branch = self._state.lineage.current(request.key, request.place, self._target.end_s)
+        save = self._save
+        branch = self._state.lineage.current(save.key, save.place, save.end_s)
         return None if branch is None else branch.start
 
-    def steps_crc(self) -> int:
-        return self._state.index.crc()
-
-    def superfluous(self, *, list_steps: bool) -> Superfluous:
+    def committed(self, *, list_steps: bool) -> Superfluous:
+        """Returns what the save makes superfluous, and has left behind, at the primary."""
         index = self._state.index
         list_steps |= index.leave_marked()
         deleted = self._delete_superfluous()
         steps = tuple(index.steps()) if list_steps else None
         left = None
-        if list_steps or self._request.place.is_branch:
-            left = tuple(sorted(index.left_behind() - {self._request.step}))
+        if list_steps or self._save.place.is_branch:
+            left = tuple(sorted(index.left_behind() - {self._save.step}))
         return Superfluous(deleted, steps, left, self._branch)
 
     def _delete_superfluous(self) -> tuple[int, ...]:
         """Deletes what the keep policy lets go; returns what went. What stays, stays on all."""
         index = self._state.index
-        end_s = self._target.end_s
+        end_s = self._save.end_s
         try:
-            superfluous = index.superfluous(self._request.facts, end_s=end_s)
+            superfluous = index.superfluous(self._save.facts, end_s=end_s)
             remaining = index.remove(superfluous, end_s=end_s)
         except Exception as error:
             # The step is saved. What should go may go after the next save.
             _log.warning(
                 "which steps to delete after step %d could not be decided: %s",
-                self._request.step,
+                self._save.step,
                 error,
             )
             return ()
@@ -338,62 +292,56 @@ class StepSaver:
         """The settings of the manager."""
         return self.root.options
 
-    def target(self, request: SaveRequest) -> SaveTarget:
-        """Returns where a save goes."""
+    def new_save(self, counter: int, step: int) -> OneSave:
+        """Returns a save of a step, with nothing in it; its counter is the same on all
+        processes.
+        """
         root = self.root
-        return SaveTarget(
-            root.storage,
-            root.group,
-            request.key,
-            folder=request.folder,
-            claim=f"{FOLDER}/{root.writer.id}",
-            messages=f"{root.messages}/{request.counter % MESSAGE_NAMES}",
-            timeout_s=root.options.save_timeout_s,
-            overwrite=request.overwrite,
-            next_miss=self.state.misses.next(may_miss=request.may_miss),
-            refuses_drift=root.options.on_replicas_differ == "raise",
+        return OneSave(
+            root=root,
+            key=SaveKey(f"{root.writer.id}{counter:08x}", counter, step),
+            folder=self.state.index.folder(step),
+            may_miss=True,
             reports_step=True,
             worker=self.state.worker,
-            began=request.began,
-            cancellation=request.cancellation,
         )
 
-    def run(self, request: SaveRequest) -> SaveResult:
+    def run(self, save: OneSave) -> SaveResult:
         """Does the whole save. Blocks for its time and RESULT_WAIT_S at most.
 
         A failure is in the result. When it returns, the step is in the index, superfluous ones are
         not, and the statistics count it.
         """
         root = self.root
-        target = self.target(request)
+        next_miss = self.state.misses.next(may_miss=save.may_miss)
         linked_bytes = self.state.statistics.save_linked_bytes
         try:
-            result = run_protocol(target, _StepWork(request, target, root.options, self.state))
+            result = run_protocol(save, _StepWork(save, self.state), next_miss=next_miss)
         except Exception as error:
             # A defect. Whatever it is, the caller learns of it at its next call.
-            failure = failure_of(error, request.step, root.group.index)
+            failure = failure_of(error, save.step, root.group.index)
             failure.__cause__ = error if failure is not error else error.__cause__
-            result = SaveResult(request.key, failure)
+            result = SaveResult(save.key, failure)
         finally:
-            request.release()
+            save.release()
         if self.state.history is not None:
             self.state.history.end(committed=result.error is None)
         is_new = self.state.misses.note(result)
         if is_new and root.group.index == 0:
             root.group.report(saves_missed=result.missed)
         if result.is_there:
-            self.state.index.learn(request.step)
+            self.state.index.learn(save.step)
         if result.error is not None:
-            self._note_failure(request, result.error, missed=bool(result.missed))
+            self._note_failure(save, result.error, missed=bool(result.missed))
             return result
-        self._note_step(request, result)
+        self._note_step(save, result)
         incremental = self.state.statistics.save_linked_bytes > linked_bytes
-        took_s = time.monotonic() - request.began
-        saved = SavedStep(request.total_bytes, incremental, time.time(), took_s, request.metrics)
-        self.state.reporter.saved(request.step, saved)
+        took_s = time.monotonic() - save.began
+        saved = SavedStep(save.total_bytes, incremental, time.time(), took_s, save.metrics)
+        self.state.reporter.saved(save.step, saved)
         return result
 
-    def _note_failure(self, request: SaveRequest, error: HoldfastError, *, missed: bool) -> None:
+    def _note_failure(self, save: OneSave, error: HoldfastError, *, missed: bool) -> None:
         if isinstance(error, SaveCancelled):
             return
         group = self.root.group
@@ -406,25 +354,25 @@ class StepSaver:
         if group.index == (getattr(error, "process", None) or 0):
             group.report(trouble=trouble)
 
-    def _note_step(self, request: SaveRequest, result: SaveResult) -> None:
+    def _note_step(self, save: OneSave, result: SaveResult) -> None:
         """Brings statistics, index and claim up to date after a commit."""
         index = self.state.index
         self.state.statistics.add(
             saves=1,
-            save_s=time.monotonic() - request.began,
-            save_bytes=request.total_bytes,
+            save_s=time.monotonic() - save.began,
+            save_bytes=save.total_bytes,
             replicas_differed=int(bool(result.drift)),
         )
         if result.steps is not None:
             index.adopt(result.steps)
         if result.left_behind is not None:
             index.adopt_left(result.left_behind)
-        index.add(request.facts)
-        self.state.order.saved(request.place)
+        index.add(save.facts)
+        self.state.order.saved(save.place)
         if self.root.group.index:  # the primary has deleted them
             index.remove(result.superfluous)
         if result.branch is not None:
-            self.state.leave(result.branch, request.step)
+            self.state.leave(result.branch, save.step)
         if self.root.group.index:
             return
         if self.storage.posix is not None:
@@ -432,8 +380,8 @@ class StepSaver:
 
         def announce() -> None:
             end_s = time.monotonic() + self.options.save_timeout_s
-            write_hint(until(self.storage, end_s), request.step, request.save_id)
+            write_hint(until(self.storage, end_s), save.step, save.key.save_id)
             # A claim that was not renewed for a day counts as dead, where a store has no locks.
             self.root.claims.until(end_s).take(self.root.writer)
 
-        self.state.worker.put(f"announcing step {request.step}, and renewing the claim", announce)
+        self.state.worker.put(f"announcing step {save.step}, and renewing the claim", announce)

@@ -1,4 +1,6 @@
-"""What a save does in the caller's thread: it plans trees, and takes snapshots of all items."""
+"""One save, from its order to its end, and what it does in the caller's thread: it plans trees, and
+takes snapshots of all items.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +13,39 @@ from typing import Any
 
 import jax
 
-from holdfast.multihost import Group
+from holdfast.multihost.group.group import SaveStage
+from holdfast.multihost.group.late import AwaitedSave
 
 from ..agreement.save_protocol import SaveKey
 from ..arrays.jax_settings import own_settings
-from ..errors import SaveFailed, error_text, failure_of
+from ..errors import SaveCancelled, SaveFailed, error_text, failure_of
 from ..format.json_state import Json, is_tree, state_of
 from ..format.leaf_types import encode_leaf_types
 from ..format.limits import check_item_name, check_metrics, copy_json, encode_json
 from ..format.own_files import Files, StagedFiles, stage_files
 from ..format.tree import FlatTree, paused_gc
-from ..memory.budget import ALONE, MemoryBudget, Sharers
-from ..options import Options
 from ..policy import StepFacts
-from ..steps.claims import writer_of
+from ..steps.background import BackgroundWorker
+from ..steps.claims import FOLDER, writer_of
 from ..steps.lineage import Position
+from ..steps.opening import OpenRoot
+from ..steps.step_files import delete_files
 from ..storage.base import Storage
+from ..storage.path import join
+from ..storage.retries import until
 from ..storage.steady_time import steady_time_s
 from .cast import SaveDtype, cast_tree
-from .commit import Cancellation
-from .incremental import SaveHistory, Unmoved, link_unmoved, unlink
+from .incremental import SaveHistory, Unmoved, link_unmoved
 from .item_files import ItemTarget
 from .plan import Plan
 from .planner import Planner, refuse_deleted
 from .record_builder import FILE_BYTES, check_sizes
 from .replicas import ReplicaSums, turn_of, view_replicas
 from .snapshot import ArrayWaits, ShardViews, Snapshot, blamed, take_snapshot
+
+# Saves take turns at this many names: a process that is late for one save never meets the others in
+# the next.
+MESSAGE_NAMES = 64
 
 
 @dataclass(frozen=True)
@@ -82,45 +91,128 @@ class SaveOrder:
             yield f"metrics[{name!r}]", value
 
 
-@dataclass(frozen=True)
-class SaveRequest:
-    """What one process saves as a step, into `folder` ("": the root itself).
+class Cancellation:
+    """Calls a save off, until `close`. Thread-safe: the first call decides."""
 
-    `save_id` is the writer's id and `counter`, which is the same on all processes; `place` says
-    where its step stands among the others. `trees`,
-    `values` and `files` are the items, `replicas` the sums of those trees whose replicas are
-    compared. `broken` says why this process cannot take part: the others
-    learn it from its report.
+    def __init__(self) -> None:
+        # No lock: an interrupt (Ctrl-C) between its two ends would leave it held. `setdefault` of a
+        # dict is one step of the interpreter.
+        self._first: dict[None, str] = {}
+
+    def cancel(self) -> bool:
+        """Calls the save off; returns whether that came in time.
+
+        In time means that nothing of the save is or will be committed.
+        """
+        return self._first.setdefault(None, "cancelled") == "cancelled"
+
+    def check(self, step: int, process: int) -> None:
+        """Raises SaveCancelled where the save was called off."""
+        if self._first.get(None) == "cancelled":
+            message = (
+                f"step {step} was not saved: process {process} called it off; nothing of it stays"
+            )
+            raise SaveCancelled(message, step=step, process=process)
+
+    def close(self, step: int, process: int) -> None:
+        """Lets no later `cancel` come in time: from here on others may commit.
+
+        Raises SaveCancelled where the save was called off.
+        """
+        self._first.setdefault(None, "closed")
+        self.check(step, process)
+
+
+@dataclass(kw_only=True, eq=False)
+class OneSave:
+    """One save as one process does it: where it goes, what it saves, and what of it is begun.
+
+    `folder` is the step's in the store ("" for the root itself), and `place` where the step stands
+    among the others. `trees`, `values` and `files` are the items, `replicas` the sums of those
+    trees whose replicas are compared. `broken` says why this process cannot take part: the others
+    learn it from its report. `begun` are the files that this process may have written by now, by
+    names relative to the folder. `began` is by the monotonic clock. For one thread at a time: the
+    caller's, which stages it, and then the one that does it.
     """
 
-    counter: int
-    step: int
-    save_id: str
-    overwrite: bool = False
+    root: OpenRoot
+    key: SaveKey
     folder: str = ""
+    overwrite: bool = False
     place: Position = field(default_factory=Position)
-    trees: Mapping[str, tuple[Plan, Snapshot]] = field(default_factory=dict)
-    replicas: Mapping[str, ReplicaSums] = field(default_factory=dict)
-    values: Mapping[str, JsonValue] = field(default_factory=dict)
-    files: Mapping[str, StagedFiles] = field(default_factory=dict)
+    trees: dict[str, tuple[Plan, Snapshot]] = field(default_factory=dict)
+    replicas: dict[str, ReplicaSums] = field(default_factory=dict)
+    values: dict[str, JsonValue] = field(default_factory=dict)
+    files: dict[str, StagedFiles] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     metadata: Any = None
     broken: Exception | None = None
+    begun: list[str] = field(default_factory=list)
+    may_miss: bool = False  # where the options allow it
+    is_local: bool = False  # onto the hosts: no record is committed, and no launcher waits for it
+    reports_step: bool = False  # to the launcher, once it is saved
+    # for files that cannot be deleted yet; without it they are left to a sweep
+    worker: BackgroundWorker | None = None
     started_s: float = field(default_factory=steady_time_s)  # Unix time, for the record
     began: float = field(default_factory=time.monotonic)  # what the save's time is counted from
     cancellation: Cancellation = field(default_factory=Cancellation)
-    may_miss: bool = True  # where the options allow it
     waits: ArrayWaits = field(default_factory=ArrayWaits)
 
     @property
-    def key(self) -> SaveKey:
-        """What every message of the save carries."""
-        return SaveKey(self.save_id, self.counter, self.step)
+    def step(self) -> int:
+        return self.key.step
+
+    @property
+    def storage(self) -> Storage:
+        """The store for what is written: its requests end with the save's time, where they can."""
+        return until(self.root.storage, self.end_s)
+
+    @property
+    def claim(self) -> str:
+        """The name of the writer's claim in the store."""
+        return f"{FOLDER}/{self.root.writer.id}"
+
+    @property
+    def messages(self) -> str:
+        """What the names of the save's messages begin with."""
+        lane = "/local" if self.is_local else ""
+        return f"{self.root.messages}{lane}/{self.key.counter % MESSAGE_NAMES}"
+
+    @property
+    def where(self) -> str:
+        """The step's folder, as messages show it."""
+        return join(self.root.where, self.folder)
+
+    @property
+    def timeout_s(self) -> float:
+        return self.root.options.save_timeout_s
+
+    @property
+    def end_s(self) -> float:
+        """When the save's time ends, by the monotonic clock."""
+        return self.began + self.timeout_s
+
+    @property
+    def remaining_s(self) -> float:
+        """The seconds that remain of the save's time."""
+        return max(0.0, self.end_s - time.monotonic())
+
+    @property
+    def awaited(self) -> AwaitedSave:
+        """The save as the launcher, and those who wait, know it. A manager's call has a step."""
+        call = f"save({self.step})" if self.folder else "save"
+        return AwaitedSave(call, int(writer_of(self.key.save_id), 16), self.key.counter)
 
     @property
     def facts(self) -> StepFacts:
         """What the keep policy decides by."""
-        return StepFacts(self.step, self.metrics, self.started_s, writer_of(self.save_id))
+        writer_id = writer_of(self.key.save_id)
+        return StepFacts(self.step, self.metrics, self.started_s, writer_id)
+
+    @property
+    def plans(self) -> dict[str, Plan]:
+        """The plans of the trees, by item."""
+        return {item: plan for item, (plan, _) in self.trees.items()}
 
     @property
     def total_bytes(self) -> int:
@@ -136,6 +228,57 @@ class SaveRequest:
     def _files_bytes(self) -> int:
         return sum(staged.nbytes for staged in self.files.values())
 
+    def item(self, name: str) -> ItemTarget:
+        """Returns where the files of an item go."""
+        return ItemTarget(self.storage, self.folder, name, self.key.save_id, self.begun)
+
+    def report(self, stage: SaveStage, **progress: int | str) -> None:
+        """Reports to the launcher where this process's part stands: it waits for the end before it
+        ends a process.
+        """
+        if not self.is_local:
+            awaited = self.awaited
+            self.root.group.report(
+                save=awaited.number, save_stage=stage, save_writer=awaited.writer, **progress
+            )
+
+    def stand(self, place: Position, *, may_miss: bool) -> None:
+        """Notes where its step stands, and whether its failure may be a miss."""
+        self.place = place
+        self.overwrite = place.replaces
+        self.may_miss = may_miss
+
+    def fail(self, error: Exception) -> None:
+        """Notes why this process cannot take part."""
+        self.broken = error
+
+    def move(self, storage: Storage, folder: str) -> None:
+        """Notes that it goes elsewhere: where a local save goes is known once it has begun."""
+        self.root = replace(self.root, storage=storage)
+        self.folder = folder
+
+    def describe(self, order: SaveOrder) -> None:
+        """Takes metadata, and metrics, for which it waits. Raises TypeError, ValueError."""
+        self.metadata = copy_json(order.metadata, "the metadata")
+        if isinstance(order.metrics, Mapping):
+            for value in order.metrics.values():
+                self.waits.wait(value)
+        with own_settings():
+            self.metrics = check_metrics(order.metrics)
+
+    def close_cancelling(self) -> None:
+        """Lets no later cancel come in time. Raises SaveCancelled where one did."""
+        self.cancellation.close(self.step, self.root.group.index)
+
+    def drop(self) -> None:
+        """Lets go of all that it has taken and begun, and is empty then: it could not be staged."""
+        self.release()
+        if self.begun:
+            with contextlib.suppress(OSError):  # what cannot be deleted is left to a sweep
+                delete_files(self.storage, self.folder, self.begun)
+        for begun in (self.begun, self.trees, self.replicas, self.values, self.files):
+            begun.clear()
+
     def release(self) -> None:
         """Drops what the snapshots still hold, and removes scratch folders."""
         for _, snapshot in self.trees.values():
@@ -147,148 +290,111 @@ class SaveRequest:
 class SaveStager:
     """Plans and snapshots items; keeps a planner for each. For one thread at a time."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        group: Group,
-        options: Options,
-        history: SaveHistory | None = None,
-        *,
-        sharers: Sharers = ALONE,
-    ) -> None:
-        self._memory = MemoryBudget(sharers, options.host_memory_bytes)
+    def __init__(self, root: OpenRoot, history: SaveHistory | None = None) -> None:
+        self._root = root
         self._history = history
-        self._storage = storage
-        self._group = group
-        self._options = options
         self._planners: dict[str, Planner] = {}
 
-    def stage(
-        self, request: SaveRequest, order: SaveOrder, leaving: Collection[int] = ()
-    ) -> SaveRequest:
-        """Returns the request with what the order says, its trees cast, planned and taken.
+    def stage(self, save: OneSave, order: SaveOrder, leaving: Collection[int] = ()) -> None:
+        """Gives a save what the order says, its trees cast, planned and taken.
 
         Ranks that are `leaving` write little. Raises UnsupportedLeaf, SaveFailed, TypeError,
-        ValueError, holding nothing then.
+        ValueError: the save has nothing then.
         """
-        trees: dict[str, tuple[Plan, Snapshot]] = {}
-        replicas: dict[str, ReplicaSums] = {}
-        values: dict[str, JsonValue] = {}
-        files: dict[str, StagedFiles] = {}
-        staged = replace(
-            request,
-            trees=trees,
-            replicas=replicas,
-            values=values,
-            files=files,
-            metadata=copy_json(order.metadata, "the metadata"),
-        )
         try:
             for name, value in order.chosen_items().items():
                 check_item_name(name)
                 if isinstance(value, Files):
-                    files[name] = self._stage_files(name, value)
+                    save.files[name] = self._stage_files(name, value)
                 elif is_tree(value):
-                    tree = encode_leaf_types(FlatTree.of(value))
-                    for path, leaf in zip(tree.paths, tree.leaves, strict=True):
-                        refuse_deleted(path, leaf)
-                    with own_settings():
-                        with request.waits.dispatching(() if order.dtype is None else tree.leaves):
-                            cast = cast_tree(tree, order.dtype)
-                        plan = self._planner(name).plan(cast, leaving)
-                        with paused_gc():
-                            sums = self._view_replicas(request, plan, tree)
-                            views = sums.views if sums is not None and cast is tree else {}
-                            snapshot = self._take_snapshot(request, name, plan, cast, views)
-                        trees[name] = plan, snapshot
-                        # After the copies: where devices share the host's cores they would wait.
-                        if sums is not None and sums.dispatch(tree.leaves, request.waits):
-                            replicas[name] = sums
+                    self._stage_tree(save, name, value, order.dtype, leaving)
                 else:
-                    values[name] = _stage_json(name, value)
+                    save.values[name] = _stage_json(name, value)
+            save.describe(order)
             check_sizes(
-                {name: (plan, snapshot.values) for name, (plan, snapshot) in trees.items()},
-                self._name_bytes(values.values(), files.values()),
-                staged.metadata,
+                {name: (plan, snapshot.values) for name, (plan, snapshot) in save.trees.items()},
+                self._name_bytes(save.values.values(), save.files.values()),
+                save.metadata,
             )
-            if isinstance(order.metrics, Mapping):
-                for value in order.metrics.values():
-                    request.waits.wait(value)
-            with own_settings():
-                metrics = check_metrics(order.metrics)
-            return replace(staged, metrics=metrics)
         except BaseException as error:
-            staged.release()
-            for name, (plan, snapshot) in trees.items():
-                unlink(snapshot.unmoved, plan, self._place(request, name))
+            save.drop()
             if not isinstance(error, jax.errors.JaxRuntimeError):
                 raise
             failed = blamed(order.named_arrays(), error)
-            raise failure_of(failed, request.step, self._group.index) from error
+            raise failure_of(failed, save.step, self._root.group.index) from error
+
+    def _stage_tree(
+        self, save: OneSave, name: str, value: Any, dtype: SaveDtype, leaving: Collection[int]
+    ) -> None:
+        tree = encode_leaf_types(FlatTree.of(value))
+        for path, leaf in zip(tree.paths, tree.leaves, strict=True):
+            refuse_deleted(path, leaf)
+        with own_settings():
+            with save.waits.dispatching(() if dtype is None else tree.leaves):
+                cast = cast_tree(tree, dtype)
+            plan = self._planner(name).plan(cast, leaving)
+            with paused_gc():
+                sums = self._view_replicas(save, plan, tree)
+                views = sums.views if sums is not None and cast is tree else {}
+                save.trees[name] = plan, self._take_snapshot(save, name, plan, cast, views)
+            # After the copies: where devices share the host's cores they would wait.
+            if sums is not None and sums.dispatch(tree.leaves, save.waits):
+                save.replicas[name] = sums
 
     def _take_snapshot(
-        self, request: SaveRequest, item: str, plan: Plan, tree: FlatTree, views: ShardViews
+        self, save: OneSave, item: str, plan: Plan, tree: FlatTree, views: ShardViews
     ) -> Snapshot:
-        place = self._place(request, item)
         unmoved: Unmoved | None = None
         if self._history is not None:
-            unmoved = link_unmoved(self._history, plan, tree.leaves, place)
-        try:
-            return take_snapshot(
-                plan,
-                tree,
-                memory=self._memory,
-                unmoved=unmoved,
-                waits=request.waits,
-                # A network would be idle meanwhile. A disk's own writes would slow the copies.
-                copies_later=self._storage.posix is None,
-                views=views,
-            )
-        except BaseException:
-            if unmoved is not None:
-                unlink(unmoved, plan, place)
-            raise
+            unmoved = link_unmoved(self._history, plan, tree.leaves, save.item(item))
+        return take_snapshot(
+            plan,
+            tree,
+            memory=self._root.memory,
+            unmoved=unmoved,
+            waits=save.waits,
+            # A network would be idle meanwhile. A disk's own writes would slow the copies.
+            copies_later=self._root.storage.posix is None,
+            views=views,
+        )
 
     def _name_bytes(self, values: Iterable[JsonValue], files: Iterable[StagedFiles]) -> int:
         """Returns how many bytes of the record say where JSON and files are, about."""
-        count = self._group.count
+        count = self._root.group.count
         nbytes = sum(FILE_BYTES * (count if value.per_process else 1) for value in values)
         for staged in files:
             own = sum(FILE_BYTES + len(json.dumps(name)) for name in staged.names)
             nbytes += own * (count if staged.per_process else 1)
         return nbytes
 
-    def _view_replicas(
-        self, request: SaveRequest, plan: Plan, tree: FlatTree
-    ) -> ReplicaSums | None:
+    def _view_replicas(self, save: OneSave, plan: Plan, tree: FlatTree) -> ReplicaSums | None:
         turn: int | None = None
-        match self._options.on_replicas_differ:
+        match self._root.options.on_replicas_differ:
             case "ignore":
                 return None
             case "warn":
-                turn = turn_of(request.save_id, request.counter)
-        return view_replicas(plan, tree.leaves, turn, self._options.may_differ, request.waits)
+                turn = turn_of(save.key.save_id, save.key.counter)
+        return view_replicas(plan, tree.leaves, turn, self._root.options.may_differ, save.waits)
 
     def _stage_files(self, item: str, value: Files) -> StagedFiles:
-        writes = value.per_process or value.shared or self._group.index == 0
+        process = self._root.group.index
+        limit = self._root.storage.max_file_bytes
+        writes = value.per_process or value.shared or process == 0
         try:
-            return stage_files(value, writes=writes, max_file_bytes=self._storage.max_file_bytes)
+            return stage_files(value, writes=writes, max_file_bytes=limit)
         except Exception as error:
             message = (
-                f"the item {item!r} was not written by its handler on process {self._group.index}:"
+                f"the item {item!r} was not written by its handler on process {process}:"
                 f" {error_text(error)}"
             )
-            raise SaveFailed(message, process=self._group.index) from error
-
-    def _place(self, request: SaveRequest, item: str) -> ItemTarget:
-        return ItemTarget(self._storage, request.folder, item, request.save_id)
+            raise SaveFailed(message, process=process) from error
 
     def _planner(self, item: str) -> Planner:
         if item not in self._planners:
-            limit = self._storage.max_file_bytes
-            per_process = self._options.per_process
+            limit = self._root.storage.max_file_bytes
+            per_process = self._root.options.per_process
             self._planners[item] = Planner.of_group(
-                self._group, max_file_bytes=limit, per_process=per_process
+                self._root.group, max_file_bytes=limit, per_process=per_process
             )
         return self._planners[item]
 

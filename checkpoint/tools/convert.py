@@ -18,11 +18,11 @@ from crc32c import crc32c
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Solo
 
-from ..agreement.save_protocol import SaveKey, SaveReport, Superfluous
+from ..agreement.save_protocol import Prepared, SaveKey, SaveReport, Superfluous
 from ..arrays.dtypes import dtype_named
 from ..errors import CheckpointError, StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
 from ..format.grid import Chunk, Grid
-from ..format.item_report import FileReport, ItemReport, bin_name, json_name, pack_name
+from ..format.item_report import FileReport, ItemReport, pack_name
 from ..format.limits import encode_json
 from ..format.own_files import (
     StagedFiles,
@@ -68,18 +68,18 @@ from ..restoring.reader import ArrayReader, ReadRequest
 from ..restoring.renamed import RenamedReader, renamed
 from ..restoring.surgery import SurgeryReader, operate
 from ..restoring.surgery_rules import Rules
-from ..saving.commit import SaveTarget, run_protocol
+from ..saving.commit import run_protocol
 from ..saving.item_files import ItemTarget, write_files, write_json
 from ..saving.pack_writer import ChunkSums, pack_parts, plan_pack
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
 from ..saving.record_builder import RecordHead, build_record, check_plan
-from ..saving.replicas import ReplicaSums
-from ..steps.claims import FOLDER, Claims
+from ..saving.stager import OneSave
+from ..steps.claims import Claims
 from ..steps.object_claims import open_claims
 from ..steps.opening import OpenRoot, give_up_claim, open_root
 from ..storage.base import Part, Storage
 from ..storage.counting import count_parts
-from ..storage.path import StorePath, free_bytes, join, open_storage
+from ..storage.path import StorePath, free_bytes, open_storage
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
 
@@ -629,7 +629,6 @@ def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str
         storage, claims, Solo(), options, find_foreign=find_foreign_steps, identify=identify
     )
     held = OpenRoot.of(opened, storage, claims, group=Solo(), options=options)
-    writer_id = opened.writer.id
     folder = opened.step_names.name_of(step)
     is_unclear = False
     try:
@@ -640,17 +639,13 @@ def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str
                 step=step,
             )
         foreign = ForeignSteps(storage, opened.foreign, opened.step_names)
-        target = SaveTarget(
-            storage,
-            Solo(),
-            SaveKey(writer_id, 0, step),
-            folder,
-            claim=f"{FOLDER}/{writer_id}",
-            messages=f"checkpoint/convert/{writer_id}",
-            timeout_s=math.inf,
+        save = OneSave(
+            root=replace(held, options=replace(held.options, save_timeout_s=math.inf)),
+            key=SaveKey(held.writer.id, 0, step),
+            folder=folder,
         )
         is_unclear = True
-        result = run_protocol(target, _ConversionWork(conversion, target, foreign))
+        result = run_protocol(save, _ConversionWork(conversion, save, foreign))
         is_unclear = result.is_unclear
         if result.error is not None:
             cause = result.error.__cause__
@@ -663,32 +658,24 @@ def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str
 class _ConversionWork:
     """Writes what is converted, as this one process for all that saved it."""
 
-    def __init__(self, conversion: Conversion, target: SaveTarget, foreign: ForeignSteps) -> None:
+    def __init__(self, conversion: Conversion, save: OneSave, foreign: ForeignSteps) -> None:
         self._foreign = foreign
         self._conversion = conversion
         self._checkpoint = conversion.checkpoint
-        self._target = target
-        self._started_s = time.time()
+        self._save = save
         self._items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
-        self._names: list[str] = []
 
-    def write(self) -> Mapping[str, ItemReport]:
+    def write(self) -> Prepared:
         """Writes the packs while their chunks are read, durably."""
-        self._foreign.make_way(self._target.storage, self._target.folder, self._target.claim)
-        target = PackTarget(
-            self._target.storage,
-            self._target.folder,
-            self._target.key.save_id,
-            self._conversion.progress,
-            begun=self._names,
-        )
+        save = self._save
+        self._foreign.make_way(save.storage, save.folder, save.claim)
         for name, (item, reader) in self._conversion.chosen.items():
-            self._items[name] = write_item(item, reader, target)
+            self._items[name] = write_item(item, reader, save.item(name), self._conversion.progress)
         for name, kind in self._conversion.others.items():
             write_copy = self._write_json if kind == "json" else self._write_files
             reports = [write_copy(name, owner) for owner in self._copies(name)]
             self._items[name] = (None, reports)
-        return {name: reports[0] for name, (_, reports) in self._items.items()}
+        return Prepared({name: reports[0] for name, (_, reports) in self._items.items()})
 
     def _copies(self, item: str) -> list[int | None]:
         """Returns the processes whose copies are written; [None] for one copy."""
@@ -701,28 +688,17 @@ class _ConversionWork:
         return (self._conversion.process or 0) if owner is None else owner
 
     def _write_json(self, item: str, owner: int | None) -> ItemReport:
-        target = self._target
         data = _json_data(item, self._checkpoint.json(item, self._source(owner)))
-        save_id = target.key.save_id
-        self._names.append(f"{item}/{json_name(owner or 0, save_id)}")
-        return write_json(self._place(item), owner or 0, data)
+        return write_json(self._save.item(item), owner or 0, data)
 
     def _write_files(self, item: str, owner: int | None) -> ItemReport:
-        target = self._target
-        save_id = target.key.save_id
         files = self._checkpoint.files(item, PerProcessSelection(self._source(owner)))
         with scratch_folder() as folder:
             put_files(folder, files, self._checkpoint.info.path)
             names = tuple(own_names(folder))
             staged = StagedFiles(folder, names, per_process=owner is not None, nbytes=0)
-            self._names += [
-                f"{item}/{bin_name(owner or 0, number, save_id)}" for number in range(len(staged))
-            ]
-            return write_files(self._place(item), owner or 0, staged, self._conversion.progress)
-
-    def _place(self, item: str) -> ItemTarget:
-        target = self._target
-        return ItemTarget(target.storage, target.folder, item, target.key.save_id)
+            target = self._save.item(item)
+            return write_files(target, owner or 0, staged, self._conversion.progress)
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record: the one report of the save is this work's own."""
@@ -730,40 +706,22 @@ class _ConversionWork:
         metrics = {
             name: value for name, value in info.metrics.items() if isinstance(value, (int, float))
         }
-        return build_record(
+        record = build_record(
             RecordHead(
-                self._target.key.step,
-                writer=self._target.key.save_id,
+                self._save.step,
+                writer=self._save.key.save_id,
                 processes=max([len(shares) for _, shares in self._items.values()], default=1),
-                started_s=self._started_s,
+                started_s=self._save.started_s,
                 finished_s=time.time(),
                 metrics=metrics,
                 metadata=info.metadata,
             ),
             self._items,
         )
+        check_record(record, self._save.where)
+        return record
 
-    def check(self, record: bytes) -> None:
-        """Reads it as a reader will."""
-        check_record(record, self._target.where)
-
-    def plans(self) -> Mapping[str, Plan]:
-        """Returns nothing: nobody's plan can differ."""
-        return {}
-
-    def replicas(self) -> Mapping[str, ReplicaSums]:
-        """Returns nothing: what is converted is on no device."""
-        return {}
-
-    def own_files(self) -> list[str]:
-        """Returns the files that were begun."""
-        return self._names
-
-    def steps_crc(self) -> int:
-        """Returns a constant: nobody asks."""
-        return 0
-
-    def superfluous(self, *, list_steps: bool) -> Superfluous:
+    def committed(self, *, list_steps: bool) -> Superfluous:
         """Returns nothing: no keep policy is at work."""
         return Superfluous()
 
@@ -775,29 +733,20 @@ def _json_data(item: str, value: Any) -> bytes:
         raise UnsupportedLeaf(str(error), leaf=item) from error
 
 
-class PackTarget(NamedTuple):
-    """Where the packs of items go. `begun` gets each file, relative to the step's folder, first."""
-
-    storage: Storage
-    folder: str
-    save_id: str
-    progress: Progress
-    begun: list[str]
-
-
 def write_item(
-    item: ItemRecord, reader: ArrayReader, target: PackTarget
+    item: ItemRecord, reader: ArrayReader, target: ItemTarget, progress: Progress
 ) -> tuple[Plan, list[ItemReport]]:
     """Writes the packs of one item; returns the plan and the reports that the record is made of.
 
     At most a few chunks are in memory.
     """
-    storage = target.storage
     tree, ordered = _in_order(item)
     leaves = [leaf for leaf, _ in ordered]
     placements: dict[Any, ShardPlacement | None] = {}
     described = [_leaf(leaf, path, placements) for leaf, path in ordered]
-    plan = make_plan(tree, described, statics=item.statics, max_file_bytes=storage.max_file_bytes)
+    plan = make_plan(
+        tree, described, statics=item.statics, max_file_bytes=target.storage.max_file_bytes
+    )
     check_plan(plan)
     own = {
         pack: tuple(replace(chunk, inside=None) for chunk in chunks)
@@ -810,10 +759,9 @@ def write_item(
         sums = ChunkSums()
         regions = [_chunk_region(plan, chunk, leaves[chunk.leaf]) for chunk in plan.own[pack]]
         chunks = _ChunkStream(reader, regions).chunks()
-        parts = count_parts(pack_parts(planned, chunks, sums), target.progress)
+        parts = count_parts(pack_parts(planned, chunks, sums), progress)
         name = pack_name(0, pack, target.save_id)
-        target.begun.append(f"{item.name}/{name}")
-        storage.write(join(target.folder, item.name, name), planned.size, parts)
+        target.write(name, planned.size, parts)
         head = planned.frame.join(sums.checksums)
         return FileReport(name, planned.size, len(head), crc32c(head))
 

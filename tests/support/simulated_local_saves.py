@@ -207,8 +207,6 @@ class LocalLane:
                 failed = self.chance(0.03)
                 event = p.Failed(SaveFailed("plans differ")) if failed else p.Built(b"{}")
                 self.answer(host, key, 0.1, event)
-            case p.ParseRecord(_):
-                self.answer(host, key, 0.1, p.Parsed())
             case p.Commit(_):
                 error = self.may_go_on(host, key)
                 event = p.Committed() if error is None else p.Refused(error)

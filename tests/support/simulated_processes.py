@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast.checkpoint.agreement.save_protocol import SaveKey, SaveReport, SaveResult
-from holdfast.checkpoint.saving.commit import Cancellation
+from holdfast.checkpoint.saving.stager import Cancellation
 
 TIMEOUT_S = 60.0
 RESULT_WAIT_S = 30.0

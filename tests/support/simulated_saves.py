@@ -332,19 +332,13 @@ class SaveSimulation:
                     for report in reports
                     if report.process in self.writers
                 )
-                bad = "bad " if self.chance(0.03) else "good "
-                self.answer(
-                    process,
-                    0.1,
-                    (
-                        p.Failed(SaveFailed("plans differ"))
-                        if failed
-                        else p.Built((bad + named).encode())
-                    ),
-                )
-            case p.ParseRecord(record):
-                bad = record.startswith(b"bad") and self.parses
-                self.answer(process, 0.1, p.Failed(SaveFailed("too long")) if bad else p.Parsed())
+                is_bad = self.chance(0.03)
+                event: Event = p.Built((("bad " if is_bad else "good ") + named).encode())
+                if failed:
+                    event = p.Failed(SaveFailed("plans differ"))
+                elif is_bad and self.parses:
+                    event = p.Failed(SaveFailed("too long"))
+                self.answer(process, 0.1, event)
             case p.Commit(record):
                 self.commit(process, key, record.decode(), delay_s)
             case p.ReadRecord():

@@ -10,7 +10,7 @@ from holdfast.checkpoint.agreement.misses import Misses
 from holdfast.checkpoint.format.step_folders import list_steps
 from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.saving.save import RootState, StepSaver
-from holdfast.checkpoint.saving.stager import SaveOrder, SaveRequest, SaveStager
+from holdfast.checkpoint.saving.stager import OneSave, SaveOrder, SaveStager
 from holdfast.checkpoint.steps.background import BackgroundWorker
 from holdfast.checkpoint.steps.claims import Writer, this_writer
 from holdfast.checkpoint.steps.index import StepIndex
@@ -66,10 +66,10 @@ def _state_of(root: OpenRoot, keep_policy: KeepPolicy) -> RootState:
     )
 
 
-def stage(saver: StepSaver, step: int, tree: Any, counter: int = 1, **order: Any) -> SaveRequest:
-    """Returns a staged request to save a tree as a step."""
+def stage(saver: StepSaver, step: int, tree: Any, counter: int = 1, **order: Any) -> OneSave:
+    """Returns a staged save of a tree as a step."""
     root = saver.root
-    overwrite = bool(order.get("overwrite", False))
-    request = SaveRequest(counter, step, f"{root.writer.id}{counter:08x}", overwrite, str(step))
-    stager = SaveStager(root.storage, root.group, root.options)
-    return stager.stage(request, SaveOrder(step, tree, **order))
+    save = saver.new_save(counter, step)
+    save.overwrite = bool(order.get("overwrite", False))
+    SaveStager(root).stage(save, SaveOrder(step, tree, **order))
+    return save

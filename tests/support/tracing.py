@@ -27,7 +27,7 @@ from holdfast.checkpoint.agreement.save_protocol import SaveResult
 from holdfast.checkpoint.format.item_report import FILE_NAME
 from holdfast.checkpoint.format.record import parse_record
 from holdfast.checkpoint.saving.save import StepSaver
-from holdfast.checkpoint.saving.stager import SaveRequest
+from holdfast.checkpoint.saving.stager import OneSave
 from holdfast.checkpoint.steps.index import StepIndex
 from holdfast.checkpoint.storage.bucket import BucketStorage
 from tests.model.exhaustive.rules import (
@@ -286,19 +286,19 @@ class Trace:
         superfluous = StepIndex.superfluous
         restore = CheckpointManager.restore
 
-        def runs(saver: StepSaver, request: SaveRequest) -> SaveResult:
-            place = request.place
+        def runs(saver: StepSaver, save: OneSave) -> SaveResult:
+            place = save.place
             if place is not None and place.replaces:
-                self.note(May(self.who, request.step))
+                self.note(May(self.who, save.step))
             if place is not None and place.is_branch:
-                self.note(GoesBack(self.who, request.save_id, place.base))
-            result = run(saver, request)
+                self.note(GoesBack(self.who, save.key.save_id, place.base))
+            result = run(saver, save)
             how = UNKNOWN
             if result.error is None:
                 how = SAVED
             elif result.deletable:
                 how = FAILED
-            self.note(Told(self.who, request.save_id, request.step, how))
+            self.note(Told(self.who, save.key.save_id, save.step, how))
             return result
 
         def removes(index: StepIndex, steps: Sequence[int], **more: Any) -> Any:

@@ -147,7 +147,7 @@ def test_what_was_not_heard_deletes_nothing(
 
     def performed(performer: EffectPerformer, asked: Effect) -> Event:
         event = perform(performer, asked)
-        is_lost = isinstance(asked, effect) and performer._target.key.step in deaf
+        is_lost = isinstance(asked, effect) and performer._save.step in deaf
         return Failed(TimeoutError("the coordinator is gone")) if is_lost else event
 
     monkeypatch.setattr(EffectPerformer, "perform", performed)

@@ -22,7 +22,7 @@ from holdfast.checkpoint import (
 from holdfast.checkpoint.saving import async_saver, snapshot
 from holdfast.checkpoint.saving.async_saver import AsyncSaver
 from holdfast.checkpoint.saving.save import SnapshotWork, StepSaver
-from holdfast.checkpoint.saving.stager import SaveRequest
+from holdfast.checkpoint.saving.stager import OneSave
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import ClusterGroup
 from tests.support.checkpointing import at_once, groups
@@ -53,7 +53,7 @@ def context(tmp_path: Path, gate: Gate) -> Iterator[StepSaver]:
     context.root.claims.fence(context.root.writer.id)
 
 
-def staged(context: StepSaver, step: int) -> SaveRequest:
+def staged(context: StepSaver, step: int) -> OneSave:
     return stage(context, step, {"w": np.zeros(100)}, step)
 
 
@@ -164,7 +164,9 @@ def test_an_error_is_given_out_once(context: StepSaver, gate: Gate) -> None:
     with pytest.raises(SaveFailed, match="step 1 was not saved"):
         saver.raise_error()
     saver.raise_error()
-    saver.start(SaveRequest(2, 2, f"{context.root.writer.id}00000002", broken=ValueError("mine")))
+    broken = context.new_save(2, 2)
+    broken.broken = ValueError("mine")
+    saver.start(broken)
     saver.join()
     assert saver.take_error() is None and context.state.statistics.to_dict()["saves_failed"] == 2
     saver.close()
@@ -366,7 +368,7 @@ def test_a_late_cancel_stops_the_commit(tmp_path: Path, monkeypatch: pytest.Monk
     name any more.
     """
     with CheckpointManager(tmp_path) as manager:
-        parse = SnapshotWork.check
+        parse = SnapshotWork._check
         handles = []
         in_time = []
         started = threading.Event()
@@ -376,7 +378,7 @@ def test_a_late_cancel_stops_the_commit(tmp_path: Path, monkeypatch: pytest.Monk
             assert started.wait(60)
             in_time.append(handles[0].cancel())
 
-        monkeypatch.setattr(SnapshotWork, "check", check)
+        monkeypatch.setattr(SnapshotWork, "_check", check)
         handles.append(manager.save(1, tree(1)))
         started.set()
         with pytest.raises(SaveCancelled):

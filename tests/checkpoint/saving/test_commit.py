@@ -28,7 +28,7 @@ from holdfast.checkpoint import (
     verify,
 )
 from holdfast.checkpoint.layouts.detect import open_checkpoint
-from holdfast.checkpoint.saving.commit import Cancellation
+from holdfast.checkpoint.saving.stager import Cancellation
 from holdfast.checkpoint.step_catalog import StepCatalog
 from holdfast.checkpoint.steps.lineage import Position
 from holdfast.checkpoint.storage import local

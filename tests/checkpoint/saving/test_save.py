@@ -28,7 +28,7 @@ from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.format.step_folders import list_steps
 from holdfast.checkpoint.saving import commit, save
 from holdfast.checkpoint.saving.save import StepSaver
-from holdfast.checkpoint.saving.stager import SaveRequest
+from holdfast.checkpoint.saving.stager import OneSave
 from holdfast.checkpoint.steps.claims import Writer, this_writer
 from holdfast.checkpoint.steps.local_claims import LocalClaims
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -47,7 +47,7 @@ def made(
 
 def staged(
     saver: StepSaver, step: int, counter: int = 1, *, overwrite: bool = False, value: int = 0
-) -> SaveRequest:
+) -> OneSave:
     tree = {"w": np.arange(1000) + value, "step": step}
     return stage(saver, step, tree, counter, metrics={"loss": 1.0}, overwrite=overwrite)
 
@@ -109,8 +109,9 @@ def test_a_writer_whose_claim_is_gone(context: StepSaver, tmp_path: Path) -> Non
 def test_a_process_that_is_broken_says_why(context: StepSaver, tmp_path: Path) -> None:
     """A request that cannot be saved fails with its cause, and is counted."""
     broken = UnsupportedLeaf("the leaf 'f' is a function", leaf="f")
-    save_id = f"{context.root.writer.id}00000001"
-    result = context.run(SaveRequest(1, 1, save_id, folder="1", broken=broken))
+    asked = context.new_save(1, 1)
+    asked.broken = broken
+    result = context.run(asked)
     assert (
         isinstance(result.error, SaveFailed)
         and result.error.__cause__ is broken
@@ -210,10 +211,7 @@ def test_who_receives_no_result_reads_the_record(
         def lead_without_a_result(counter: int) -> None:
             """Commits, as the primary does, and dies before it sends the result."""
             request = staged(primary, counter, counter)
-            target = primary.target(request)
-            part = commit.EffectPerformer(
-                target, save.SnapshotWork(request, target, primary.options)
-            )
+            part = commit.EffectPerformer(request, save.SnapshotWork(request))
             protocol.drive(
                 protocol.lead(request.key, range(2)),
                 lambda effect: None if isinstance(effect, protocol.Tell) else part.perform(effect),
@@ -225,9 +223,7 @@ def test_who_receives_no_result_reads_the_record(
         assert result is not None and result.error is None and 1 in follower.state.index
 
         def be_silent() -> None:
-            both[0].gather(
-                f"{primary.target(staged(primary, 2, 2)).messages}/report", b"", timeout_s=60
-            )
+            both[0].gather(f"{staged(primary, 2, 2).messages}/report", b"", timeout_s=60)
 
         _, result = at_once([be_silent, lambda: follower.run(staged(follower, 2, 2))])
         assert (

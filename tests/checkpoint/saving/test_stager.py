@@ -20,10 +20,14 @@ from holdfast.checkpoint import (
     save,
     save_async,
 )
+from holdfast.checkpoint.agreement.save_protocol import SaveKey
 from holdfast.checkpoint.errors import LeafFailed, failure_of
 from holdfast.checkpoint.saving import record_builder, stager
 from holdfast.checkpoint.saving.snapshot import Shard, Snapshot
-from holdfast.checkpoint.saving.stager import JsonValue, SaveOrder, SaveRequest, SaveStager
+from holdfast.checkpoint.saving.stager import JsonValue, OneSave, SaveOrder, SaveStager
+from holdfast.checkpoint.steps.claims import this_writer
+from holdfast.checkpoint.steps.object_claims import open_claims
+from holdfast.checkpoint.steps.opening import OpenRoot
 from holdfast.checkpoint.storage.bucket import BucketStorage
 from holdfast.multihost import Solo
 from tests.support.failed_arrays import failed_array, forget_failures
@@ -39,26 +43,40 @@ class Reader:
         raise AssertionError("nobody restores here")
 
 
+ROOT = OpenRoot(
+    storage=BucketStorage("memory://staging"),
+    group=Solo(),
+    options=Options(per_process=lambda path: path == "mine"),
+    claims=open_claims(BucketStorage("memory://staging")),
+    writer=this_writer(),
+)
+
+
 @pytest.fixture
 def save_stager() -> SaveStager:
-    return SaveStager(
-        BucketStorage("memory://staging"), Solo(), Options(per_process=lambda path: path == "mine")
-    )
+    return SaveStager(ROOT)
+
+
+def stage(save_stager: SaveStager, **order: Any) -> OneSave:
+    """Returns a save with what an order of step 10 says."""
+    save = OneSave(root=ROOT, key=SaveKey(ROOT.writer.id, 3, 10))
+    try:
+        save_stager.stage(save, SaveOrder(10, **order))
+    except BaseException:
+        assert not (save.trees or save.values or save.files or save.begun)
+        raise
+    return save
 
 
 def test_items_are_told_apart(save_stager: SaveStager) -> None:
-    """Trees are planned, JSON and the states of iterators are values, metrics are floats; the
-    request itself is left as it was.
-    """
-    asked = SaveRequest(3, 10, "0a0b0c0d00000003", overwrite=True)
+    """Trees are planned, JSON and the states of iterators are values, metrics are floats."""
     items = {
         "state": {"w": jnp.zeros(4), "mine": np.arange(2)},
         "config": Json([1, None]),
         "data": Reader(),
     }
-    staged = save_stager.stage(
-        asked, SaveOrder(10, items=items, metrics={"loss": np.float32(0.5)}, metadata={"run": "a"})
-    )
+    metrics = {"loss": np.float32(0.5)}
+    staged = stage(save_stager, items=items, metrics=metrics, metadata={"run": "a"})
     assert (
         set(staged.trees) == {"state"}
         and staged.values["config"] == JsonValue(b"[1,null]", per_process=False)
@@ -70,25 +88,13 @@ def test_items_are_told_apart(save_stager: SaveStager) -> None:
         and staged.metadata == {"run": "a"}
     )
     assert staged.total_bytes == staged.own_bytes == 16 + 16
-    assert (staged.counter, staged.step, staged.save_id, staged.overwrite) == (
-        3,
-        10,
-        "0a0b0c0d00000003",
-        True,
-    )
-    assert (staged.began, staged.started_s) == (
-        asked.began,
-        asked.started_s,
-    ) and asked.trees == {} == asked.values
     assert [leaf.per_process for leaf in staged.trees["state"][0].leaves] == [True, False]
 
 
 def test_each_item_keeps_its_plans(save_stager: SaveStager) -> None:
     """The second save of the same trees makes no new plan, and one item's plan is not another's."""
     items = {"state": {"w": np.zeros(4)}, "ema": {"w": np.zeros(4)}}
-    first, second = (
-        save_stager.stage(SaveRequest(n, n, "x"), SaveOrder(n, items=items)) for n in (1, 2)
-    )
+    first, second = (stage(save_stager, items=items) for _ in range(2))
     for name in items:
         assert second.trees[name][0] is first.trees[name][0]
     assert first.trees["ema"][0] is not first.trees["state"][0]
@@ -121,7 +127,7 @@ def test_what_fails_holds_nothing(
 
     monkeypatch.setattr(stager, "take_snapshot", recorded)
     with pytest.raises(kind):
-        save_stager.stage(SaveRequest(1, 1, "x"), SaveOrder(1, items=items, metrics=metrics))
+        stage(save_stager, items=items, metrics=metrics)
     assert len(taken) == 1 and taken[0].packs == {}
 
 
@@ -136,10 +142,10 @@ def test_names_that_no_record_holds_are_refused_at_once(
             (folder / f"{number}-{'n' * 200}").touch()
 
     items = tree | {"files": Files(write)}
-    save_stager.stage(SaveRequest(1, 1, "x"), SaveOrder(1, items=items)).release()
+    stage(save_stager, items=items).release()
     monkeypatch.setattr(record_builder, "RECORD_LIMIT_BYTES", 7_000)
     with pytest.raises(ValueError, match="are the names of JSON items and files"):
-        save_stager.stage(SaveRequest(1, 1, "x"), SaveOrder(1, items=items))
+        stage(save_stager, items=items)
 
 
 @pytest.fixture

@@ -37,10 +37,11 @@ from holdfast.checkpoint.format.record import ItemRecord, parse_record
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.restoring.per_process import PerProcessSelection, leaves_of_process
 from holdfast.checkpoint.restoring.reader import ReadRequest
+from holdfast.checkpoint.saving.item_files import ItemTarget
 from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath
-from holdfast.checkpoint.tools.convert import PackTarget, convert, write_item
+from holdfast.checkpoint.tools.convert import convert, write_item
 from holdfast.checkpoint.tools.diff import compare
 from tests.support.checkpointing import at_once, groups
 from tests.support.paths import program
@@ -180,8 +181,8 @@ def test_what_can_be_read_only_whole_is_read_once(tmp_path: Path) -> None:
                 read.array = filled.array
 
     storage = LocalStorage(tmp_path / "b")
-    target = PackTarget(storage, "1", "00c0ffee", lambda done: None, begun=[])
-    plan, (report,) = write_item(whole, Reader(), target)
+    target = ItemTarget(storage, "1", "state", "00c0ffee")
+    plan, (report,) = write_item(whole, Reader(), target, lambda done: None)
     assert plan.total_bytes == leaf.nbytes == 120 << 20
     assert set(sizes) == {leaf.nbytes} and len(sizes) <= len(report.files)
     for file in report.files:
@@ -351,8 +352,10 @@ def test_values_of_three_processes(tmp_path: Path) -> None:
     n, rows, w = item.leaves
     own = (replace(n, value=(5, 6, 7), per_process=True), replace(rows, per_process=True), w)
     storage = LocalStorage(tmp_path / "b")
-    target = PackTarget(storage, "1", "00c0ffee", lambda done: None, begun=[])
-    plan, reports = write_item(replace(item, leaves=own), checkpoint.reader("state"), target)
+    target = ItemTarget(storage, "1", "state", "00c0ffee")
+    plan, reports = write_item(
+        replace(item, leaves=own), checkpoint.reader("state"), target, lambda done: None
+    )
     data = build_record(
         RecordHead(1, writer="00c0ffee", processes=3, started_s=0.0, finished_s=0.0),
         {"state": (plan, reports)},

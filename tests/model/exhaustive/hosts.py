@@ -9,10 +9,12 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from holdfast.checkpoint import EveryNSteps, Local
+from holdfast.checkpoint.agreement.save_protocol import SaveKey
 from holdfast.checkpoint.local_tier import part_copier
 from holdfast.checkpoint.local_tier.host_folder import HostFolder, HostStorage, RunFolder
 from holdfast.checkpoint.local_tier.inventory import Inventory, living_steps
@@ -21,7 +23,7 @@ from holdfast.checkpoint.local_tier.local_steps import LocalSteps
 from holdfast.checkpoint.local_tier.meeting import Meeting, Peer
 from holdfast.checkpoint.local_tier.part_copier import PartCopier
 from holdfast.checkpoint.peers.peer_connection import PeerFailed
-from holdfast.checkpoint.saving.stager import JsonValue, SaveRequest
+from holdfast.checkpoint.saving.stager import JsonValue, OneSave
 from holdfast.checkpoint.steps.lineage import read_branches, run_of
 from holdfast.checkpoint.storage.base import Storage
 
@@ -174,6 +176,8 @@ class HostSaver:
         self._world = world
         self._manager = manager
         self._counter = 0
+        options = replace(OPTIONS, save_timeout_s=local.timeout_s)
+        self._root = replace(manager.root, storage=place.storage, options=options)
         self.steps = LocalSteps(manager.storage, place)
         self.told: list[tuple[int, str]] = []  # steps, and how their saves ended
 
@@ -184,16 +188,15 @@ class HostSaver:
         save_id = f"{manager.id}{self._counter:08x}"
         place = manager.catalog.local_place_of(step)
         manager.state.order.begun(place)
-        request = SaveRequest(
-            self._counter,
-            step,
-            save_id=save_id,
+        save = OneSave(
+            root=self._root,
+            key=SaveKey(save_id, self._counter, step),
+            is_local=True,
             place=place,
             values={"state": JsonValue(json.dumps(save_id).encode(), per_process=True)},
             started_s=self._world.now_s,
-            may_miss=False,
         )
-        how = told_of(self.steps.save(request))
+        how = told_of(self.steps.save(save))
         self.told.append((step, how))
         return how
 

@@ -28,7 +28,7 @@ from holdfast.checkpoint.local_tier.no_tier import NoTier
 from holdfast.checkpoint.policy import KeepPolicy, StepFacts
 from holdfast.checkpoint.restoring.restore import read_json
 from holdfast.checkpoint.saving.save import StepSaver
-from holdfast.checkpoint.saving.stager import JsonValue, SaveRequest
+from holdfast.checkpoint.saving.stager import JsonValue
 from holdfast.checkpoint.step_catalog import StepCatalog
 from holdfast.checkpoint.steps.claims import this_writer
 from holdfast.checkpoint.steps.garbage import fence_others, sweep_files
@@ -100,24 +100,20 @@ class Manager:
         except CheckpointError:
             return FAILED
         self.state.order.begun(place)
-        request = SaveRequest(
-            self._counter,
-            step,
-            save_id=save_id,
-            overwrite=place.replaces,
-            folder=self.state.index.folder(step),
-            place=place,
-            values={"state": JsonValue(json.dumps(save_id).encode(), self.root.group.count > 1)},
-            started_s=world.now_s,
-            may_miss=False,
-        )
+        save = self._saver.new_save(self._counter, step)
+        save.overwrite = place.replaces
+        save.place = place
+        text = json.dumps(save_id).encode()
+        save.values["state"] = JsonValue(text, self.root.group.count > 1)
+        save.started_s = world.now_s
+        save.may_miss = False
         who = world.who()
         if place.replaces:
             world.effect(May(who, step))
         if place.is_branch:
             world.effect(GoesBack(who, save_id, place.base))
         self._announce_deletions()
-        result = self._saver.run(request)
+        result = self._saver.run(save)
         how = told_of(result)
         self.told.append(how)
         world.effect(Told(who, save_id, step, how))
