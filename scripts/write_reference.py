@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reference_text import entry
 
 ROOT = Path(__file__).resolve().parent.parent
+REPOSITORY = "https://github.com/holdfast-jax/holdfast/blob/main/"
 WIDTH = 100  # columns of a command's help
 NOTE = "<!-- Made by scripts/write_reference.py: change it there. -->\n\n"
 
@@ -258,11 +259,14 @@ def filled(name: str, text: str) -> str:
 
 
 def home_page(readme: str) -> str:
-    """Returns the site's first page: README, with links as they are seen from docs."""
+    """Returns the site's first page: README, with links as they are seen from docs; the site has
+    nothing from elsewhere, so other files are linked at the repository.
+    """
 
     def moved(link: re.Match[str]) -> str:
         target = link[1]
-        return f"]({target[5:]})" if target.startswith("docs/") else f"](../{target})"
+        inside = target.startswith("docs/")
+        return f"]({target[5:]})" if inside else f"]({REPOSITORY}{target})"
 
     return NOTE + re.sub(r"\]\((?!https?://|#)([^)]+)\)", moved, readme)
 

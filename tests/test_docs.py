@@ -29,6 +29,8 @@ from tests.support.paths import ROOT
 SLOW = {"libraries.md: Brax", "libraries.md: Keras"}
 WITH_A_JOB = {"trainer.md", "hangs.md"}  # tests/test_tutorials.py types their commands
 PARTS = list(parts())
+DOCS = ROOT / "docs"
+REPOSITORY = "https://github.com/holdfast-jax/holdfast/blob/main/"
 _OTHERS = re.compile(r"^(?:import|from) (brax|grain|keras)\b", re.MULTILINE)
 _TEST = re.compile(r"tests/[a-z_/]*test_[a-z_]+\.py")
 _LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]*)#?([^)\s]*)\)")
@@ -174,8 +176,13 @@ def test_the_commands_of_the_pages_are_found() -> None:
 )
 def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     """Every relative link names a file that exists, and a section that is in it."""
-    for name, section in _LINK.findall(BLOCK.sub("", page.read_text())):
+    text = BLOCK.sub("", page.read_text())
+    for name in re.findall(rf"\]\({REPOSITORY}([^)#]+)", text):
+        assert (ROOT / name).exists(), f"{page.name} links to {name}"
+    for name, section in _LINK.findall(text):
         target = page.parent / name if name else page
+        on_site = page.is_relative_to(DOCS) and target.suffix == ".md"
+        assert not on_site or target.resolve().is_relative_to(DOCS), f"{name}: begin {REPOSITORY}"
         assert target.exists(), f"{page.name} links to {name}"
         assert not section or section in _sections(target), f"{page.name} links to {name}#{section}"
 
