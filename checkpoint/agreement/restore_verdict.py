@@ -7,9 +7,7 @@ same, in the same order.
 
 from __future__ import annotations
 
-import collections
 import json
-import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +17,6 @@ from holdfast.multihost import Group
 
 from ..errors import CheckpointError, NotEnoughMemory, StepNotFound, TreeMismatch, naming_path
 from ..memory.need import MemoryNeed, SeenLevel, find_shortage
-from ..storage.threads import Latch, do_beside
 from .exchange import AgreedError, SentError, exchange, first_failed, to_json_bytes
 
 T = TypeVar("T")
@@ -126,41 +123,9 @@ class Verdict(NamedTuple):
     is_mistake: bool = False
 
 
-class PostedShare:
-    """What this process shares with all, while it goes on. Thread-safe."""
-
-    def __init__(self, place: str, what: str) -> None:
-        self.place = place
-        self.what = what
-        self._ended = Latch()
-        self._answer: RestoreAnswer | Verdict = RestoreAnswer()
-
-    def end(self, answer: RestoreAnswer | Verdict) -> None:
-        """Takes the answer to all. Called once."""
-        self._answer = answer
-        self._ended.set()
-
-    def join(self) -> None:
-        """Waits for the answer."""
-        self._ended.wait()
-
-    def wait(self, timeout_s: float | None = None) -> list[str] | None:
-        """Returns what all processes share, by rank; None where it takes longer. Raises, on every
-        process, if one has failed.
-        """
-        if not self._ended.wait(timeout_s):
-            return None
-        if isinstance(self._answer, Verdict):
-            assert self._answer.error is not None
-            raise self._answer.error
-        return list(self._answer.shared)
-
-
 class RestoreAgreement:
     """The agreements of one restore of a group: one at its end, and of each tree one before it is
     read. For one thread.
-
-    What is posted is exchanged in its turn on a thread; every other agreement waits for it.
 
     `call` says what is restored. Each blocks for at most `timeout_s` and costs one message of each
     process, and one answer.
@@ -177,8 +142,6 @@ class RestoreAgreement:
         self._save_id = ""
         self._read: set[str] = set()
         self._shares = 0
-        self._lock = threading.Lock()
-        self._posted: collections.deque[PostedShare] = collections.deque()
 
     def opened(self, save_id: str) -> None:
         """Takes note that the checkpoint is there, and of which save it is; "" where its layout has
@@ -218,7 +181,9 @@ class RestoreAgreement:
         if known or is_small(need.item_bytes, self._group.count):
             return
         self._read.add(need.item)
-        verdict = self._agree(f"before {need.item!r} is read", None, need)
+        self._go_on(self._agree(f"before {need.item!r} is read", None, need))
+
+    def _go_on(self, verdict: Verdict) -> None:
         if verdict.error is not None:
             self._verdict = verdict
             raise verdict.error
@@ -226,46 +191,14 @@ class RestoreAgreement:
     def share(self, what: str) -> list[str]:
         """Returns what all processes share, by rank; raises, on every process, if one has failed.
 
-        Every process calls it or `post`, in turn with the other agreements.
+        Every process calls it, in turn with the other agreements.
         """
-        shared = self.post(what).wait()
-        assert shared is not None
-        return shared
-
-    def post(self, what: str) -> PostedShare:
-        """Shares something, as `share` does, without waiting for the others."""
         self._shares += 1
-        posted = PostedShare(f"share {self._shares}", what)
-        with self._lock:
-            self._posted.append(posted)
-            is_first = len(self._posted) == 1
-        if is_first:
-            do_beside(self._exchange_posted)
-        return posted
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether something that was posted still waits for another process."""
-        return bool(self._posted)
-
-    def _exchange_posted(self) -> None:
-        is_last = False
-        while not is_last:
-            posted = self._posted[0]
-            answer = self._verdict or self._exchange(posted.place, None, shared=posted.what)
-            if isinstance(answer, Verdict):
-                self._verdict = answer
-            with self._lock:
-                self._posted.popleft()
-                is_last = not self._posted
-            posted.end(answer)
-
-    def _wait_for_posted(self) -> None:
-        """Waits until all that was posted is exchanged; each has a time limit of its own."""
-        with self._lock:
-            posted = list(self._posted)
-        for each in posted:
-            each.join()
+        answer = self._exchange(f"share {self._shares}", None, shared=what)
+        if isinstance(answer, Verdict):
+            self._go_on(answer)
+        assert isinstance(answer, RestoreAnswer)
+        return list(answer.shared)
 
     def _end(self, error: Exception | None) -> Verdict:
         return self._agree("at its end", error)
@@ -273,7 +206,6 @@ class RestoreAgreement:
     def _agree(
         self, place: str, error: Exception | None, need: MemoryNeed | None = None
     ) -> Verdict:
-        self._wait_for_posted()
         if self._verdict is not None:
             return self._verdict
         if self._group.count == 1:

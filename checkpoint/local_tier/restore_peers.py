@@ -6,9 +6,8 @@ import logging
 import secrets
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Self
 
 from holdfast.multihost import Group
@@ -20,9 +19,16 @@ from ..memory.host import boot_id
 from ..peers.part_server import PartServer
 from ..peers.peer_connection import PeerLate, Peers
 from ..peers.peer_tls import PeerTls
-from ..peers.running_clock import RunningClock
 from ..restoring.restore import RestoreOptions
-from ..restoring.sharing import WORTH_BYTES, BlockSource, Demand, PeerTrust, StillReading
+from ..restoring.sharing import (
+    SILENT_S,
+    WORTH_BYTES,
+    BlockSource,
+    Demand,
+    PeerTrust,
+    Runs,
+    StillReading,
+)
 from ..storage.base import Storage
 from .meeting import own_address
 
@@ -37,7 +43,7 @@ class GroupPeers:
 
     `address` is this host's for its peers (None: the one that the coordinator is reached from). A
     process that has none passes nothing on. The server starts when the processes join. Thread-safe,
-    but `join` and `meet`.
+    but `meet` and `finish`.
     """
 
     def __init__(
@@ -51,43 +57,34 @@ class GroupPeers:
         self.index = group.index
         self.worth_bytes = WORTH_BYTES if options.read == "auto" else 1
         self.hold_bytes = min(HOLD_BYTES, options.memory.free_bytes() // HOLD_SHARE)
-        self._clock = RunningClock()
-        self.trust = PeerTrust(self._clock, self._clock.standstills)
+        self.trust = PeerTrust()
         self.counts = Counter[str]()
         self._agreement = agreement
-        self._address = address
+        self._host = address
+        self._address: str | None = None  # of this process's server, once it was tried to start it
         self._stack = ExitStack()
         self._lock = threading.Lock()
         self._sources: dict[str, BlockSource] = {}
-        self._known: list[Demand] = []  # how each is reached
         self._peers: dict[int, Peers] = {}
         self._connected: OrderedDict[int, None] = OrderedDict()  # the last asked comes last
         self._tls: PeerTls | None = None
         self._secret = secrets.token_hex(32)
 
-    def join(self) -> list[Demand]:
-        """Returns how each process is reached: see RestorePeers."""
-        if not self._known:
-            address = self._serve_peers()
-            own = Demand(address=address, secret=self._secret, machine=boot_id())
-            told = self._agreement.share(own.to_text(self.count))
-            self._known = [Demand.from_text(text) for text in told]
-            for rank, each in enumerate(self._known):
-                if each.address and rank != self.index:
-                    self._peers[rank] = self._peer(rank, each)
-        return self._known
-
-    def meet(self, demand: Demand, wait_s: float | None = None) -> list[Demand] | None:
+    def meet(self, runs: Runs) -> list[Demand]:
         """Returns the demands of all: see RestorePeers."""
-        if wait_s is not None and self._agreement.is_behind:
-            wait_s = 0.0  # nobody waits twice for the same silence
-        told = self._agreement.post(demand.to_text(self.count)).wait(wait_s)
-        if told is None:
-            return None
-        return [
-            replace(Demand.from_text(text), address=known.address, machine=known.machine)
-            for text, known in zip(told, self.join(), strict=True)
-        ]
+        if self._address is None:
+            self._address = self._serve_peers()
+        own = Demand(runs, self._address, self._secret, boot_id())
+        told = self._agreement.share(own.to_text(self.count))
+        demands = [Demand.from_text(text) for text in told]
+        for rank, each in enumerate(demands):
+            if each.address and rank != self.index and rank not in self._peers:
+                self._peers[rank] = self._peer(rank, each)
+        return demands
+
+    def finish(self) -> None:
+        """Blocks until all have what they need of an item: see RestorePeers."""
+        self._agreement.share("")
 
     def _serve_peers(self) -> str:
         """Starts this process's server; returns its address, "" where there can be none."""
@@ -97,7 +94,7 @@ class GroupPeers:
                 self._tls = PeerTls(*files)
                 self._tls.check()
             secret = bytes.fromhex(self._secret)
-            server = PartServer(self._address or own_address(), secret, self._tls)
+            server = PartServer(self._host or own_address(), secret, self._tls)
         except (OSError, CheckpointError) as error:
             _log.warning("this process passes on nothing that it reads: %s", error_text(error))
             return ""
@@ -106,28 +103,15 @@ class GroupPeers:
         return server.address
 
     def _peer(self, rank: int, told: Demand) -> Peers:
-        # Each read has a time of its own.
-        peers = Peers(
-            {rank: told.address}, bytes.fromhex(told.secret), timeout_s=1.0, tls=self._tls
-        )
+        secret = bytes.fromhex(told.secret)
+        peers = Peers({rank: told.address}, secret, timeout_s=SILENT_S, tls=self._tls)
         return self._stack.enter_context(peers)
 
-    def read(
-        self,
-        rank: int,
-        name: str,
-        offset: int,
-        buffers: Sequence[memoryview],
-        *,
-        timeout_s: float,
-        is_left: Callable[[], bool],
-    ) -> int | None:
+    def read(self, rank: int, name: str, offset: int, buffers: Sequence[memoryview]) -> int | None:
         """Reads from another process: see RestorePeers."""
         self._make_room(rank)
         try:
-            return self._peers[rank].read(
-                rank, name, offset, buffers, timeout_s=timeout_s, is_left=is_left
-            )
+            return self._peers[rank].read(rank, name, offset, buffers)
         except PeerLate:
             return None
 
@@ -169,11 +153,9 @@ class GroupPeers:
             return None
 
     def __enter__(self) -> Self:
-        self._clock.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._clock.stop()
         self._stack.close()
         # A restore that failed has left its reader here, and the error's traceback keeps it.
         with self._lock:

@@ -35,7 +35,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from ..storage.hedges import LOOK_S
 from ..storage.threads import start_thread
 from .peer_tls import BadTlsFiles, PeerTls
 
@@ -58,6 +57,7 @@ GREETING_S = 10.0  # for a new connection to prove itself, and then to ask
 IDLE_S = 600.0  # between two requests, and the longest WAIT
 PIECE_BYTES = 1 << 20  # that are encrypted in turn
 SEND_S = 60.0  # for a peer that does not take what it asked for
+SLICES = 8  # of each wait
 
 
 class UnfitRequest(OSError):
@@ -73,48 +73,35 @@ def proof(secret: bytes, role: bytes, nonces: bytes, fingerprint: bytes = b"") -
     return hmac.digest(secret, MAGIC + role + nonces + fingerprint, "sha256")
 
 
-def receive(
-    connection: socket.socket,
-    buffers: list[memoryview],
-    timeout_s: float,
-    is_left: Callable[[], bool] | None = None,
-) -> None:
+def receive(connection: socket.socket, buffers: list[memoryview], timeout_s: float) -> None:
     """Fills the buffers from a connection. Raises OSError where it ends before, TimeoutError after
-    `timeout_s` for all of it, or once nothing comes and `is_left` says to wait no more.
+    `timeout_s` for all of it.
+
+    The time is counted in slices: a process that was stopped meanwhile has waited for one.
     """
-    end = time.monotonic() + timeout_s
+    left_s = timeout_s
+    slice_s = timeout_s / SLICES
     for buffer in buffers:
         raw = buffer.cast("B") if buffer.nbytes else buffer
-        at = 0
-        while at < raw.nbytes:
-            got = _receive_some(connection, raw[at:], end, is_left)
-            if not got:
-                raise ConnectionResetError("it has closed the connection")
-            at += got
+        while raw.nbytes:
+            connection.settimeout(max(0.001, min(slice_s, left_s)))
+            began_s = time.monotonic()
+            try:
+                got = connection.recv_into(raw)
+            except TimeoutError:
+                if left_s <= slice_s:
+                    raise
+            else:
+                if not got:
+                    raise ConnectionResetError("it has closed the connection")
+                raw = raw[got:]
+            left_s -= min(slice_s, time.monotonic() - began_s)
 
 
-def _receive_some(
-    connection: socket.socket, piece: memoryview, end: float, is_left: Callable[[], bool] | None
-) -> int:
-    while True:
-        left_s = max(0.001, end - time.monotonic())
-        connection.settimeout(left_s if is_left is None else min(LOOK_S, left_s))
-        try:
-            return connection.recv_into(piece)
-        except TimeoutError:
-            if is_left is None or left_s <= LOOK_S or is_left():
-                raise
-
-
-def receive_bytes(
-    connection: socket.socket,
-    size: int,
-    timeout_s: float,
-    is_left: Callable[[], bool] | None = None,
-) -> bytes:
+def receive_bytes(connection: socket.socket, size: int, timeout_s: float) -> bytes:
     """Returns so many bytes from a connection; raises as `receive`."""
     data = bytearray(size)
-    receive(connection, [memoryview(data)], timeout_s, is_left)
+    receive(connection, [memoryview(data)], timeout_s)
     return bytes(data)
 
 

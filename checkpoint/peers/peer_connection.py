@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -24,6 +24,7 @@ from .part_server import (
     LATE,
     MAGIC,
     NONCE_BYTES,
+    PIECE_BYTES,
     PROOF_BYTES,
     REQUEST,
     THERE,
@@ -59,8 +60,7 @@ class PeerConnection:
 
     With `tls` both sides show a certificate. Raises PeerFailed where the peer cannot be reached
     within CONNECT_S, is silent for longer than `timeout_s` allows (a server with many peers lets
-    one more wait) or until `is_left` says to wait no more, or lies; PeerClosed where it ends the
-    connection.
+    one more wait), or lies; PeerClosed where it ends the connection.
     """
 
     def __init__(
@@ -70,10 +70,8 @@ class PeerConnection:
         tls: PeerTls | None = None,
         *,
         timeout_s: float = CONNECT_S,
-        is_left: Callable[[], bool] | None = None,
     ) -> None:
         self.address = address
-        self._is_left = is_left
         self._end = time.monotonic() + timeout_s
         with self._errors("be reached"):
             self._socket: socket.socket = connect(address, min(CONNECT_S, timeout_s))
@@ -112,26 +110,21 @@ class PeerConnection:
             self._ask(WAIT, name, int(1000 * max(0.0, timeout_s - 0.5 * min(1.0, timeout_s))), 0)
             return self._receive(self._answer(RECORD_LIMIT_BYTES))
 
-    def read(
-        self,
-        name: str,
-        offset: int,
-        buffers: Sequence[memoryview],
-        timeout_s: float,
-        is_left: Callable[[], bool] | None = None,
-    ) -> int:
+    def read(self, name: str, offset: int, buffers: Sequence[memoryview], timeout_s: float) -> int:
         """Fills the buffers with bytes of a file; returns how many there were, fewer only at its
         end. FileNotFoundError: it has none. PeerLate: it does not have them yet.
+
+        The answer may take `timeout_s`, and each PIECE_BYTES of it.
         """
         self._end = time.monotonic() + timeout_s
-        self._is_left = is_left
         with self._errors(f"give {name}"):
             self._ask(GET, name, offset, sum(buffer.nbytes for buffer in buffers))
             size = got = self._answer(sum(buffer.nbytes for buffer in buffers))
             for buffer in buffers:
-                piece = buffer.cast("B")[:size] if size else buffer[:0]
-                receive(self._socket, [piece], self._left_s, self._is_left)
-                size -= piece.nbytes
+                data = buffer.cast("B")[:size] if size else buffer[:0]
+                for at in range(0, data.nbytes, PIECE_BYTES):
+                    receive(self._socket, [data[at : at + PIECE_BYTES]], timeout_s)
+                size -= data.nbytes
             return got
 
     @property
@@ -139,7 +132,7 @@ class PeerConnection:
         return max(0.001, self._end - time.monotonic())
 
     def _receive(self, size: int) -> bytes:
-        return receive_bytes(self._socket, size, self._left_s, self._is_left)
+        return receive_bytes(self._socket, size, self._left_s)
 
     def _ask(self, kind: int, name: str, offset: int, size: int) -> None:
         encoded = name.encode()
@@ -213,31 +206,17 @@ class Peers:
         self._idle: dict[int, list[PeerConnection]] = {}
         self._lock = threading.Lock()
 
-    def read(
-        self,
-        rank: int,
-        name: str,
-        offset: int,
-        buffers: Sequence[memoryview],
-        *,
-        timeout_s: float | None = None,
-        is_left: Callable[[], bool] | None = None,
-    ) -> int:
-        """Reads from a rank's server. Raises PeerFailed, PeerLate, FileNotFoundError.
-
-        While nothing comes, `is_left` is asked whether to wait no more.
-        """
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+    def read(self, rank: int, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Reads from a rank's server. Raises PeerFailed, PeerLate, FileNotFoundError."""
+        timeout_s = self._timeout_s
         kept = self._take_kept(rank)
         if kept is not None:
             # The server ends connections that stand idle, if others need their places.
             with contextlib.suppress(PeerClosed), self._lent(rank, kept):
-                return kept.read(name, offset, buffers, timeout_s, is_left)
-        made = PeerConnection(
-            self._addresses[rank], self._secret, self._tls, timeout_s=timeout_s, is_left=is_left
-        )
+                return kept.read(name, offset, buffers, timeout_s)
+        made = PeerConnection(self._addresses[rank], self._secret, self._tls, timeout_s=timeout_s)
         with self._lent(rank, made):
-            return made.read(name, offset, buffers, timeout_s, is_left)
+            return made.read(name, offset, buffers, timeout_s)
 
     def _take_kept(self, rank: int) -> PeerConnection | None:
         with self._lock:

@@ -7,14 +7,14 @@ value is a tuple of all. Here a leaf of the record becomes the leaf that one pro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from ..errors import leaf_at
 from ..format.grid import Grid
 from ..format.record import ItemRecord, LeafRecord
-from .reader import Allocate, ArrayReader, ReadRequest
+from .reader import Allocate, ArrayReader, ReadRequest, foresee
 
 
 class PerProcessSelection(NamedTuple):
@@ -63,17 +63,23 @@ class PerProcessReader:
         self._process = selection.process
         self._whole = {leaf.path: leaf for leaf in item.leaves if leaf.per_process}
 
+    def foresee(self, reads: Iterable[ReadRequest]) -> None:
+        """Takes notice of what will be read: see ForeseeingReader."""
+        foresee(self._reader, self._stored(reads))
+
+    def _stored(self, reads: Iterable[ReadRequest]) -> Iterator[ReadRequest]:
+        row = (self._process, self._process + 1)
+        for read in reads:
+            if read.leaf.per_process:
+                yield ReadRequest(self._whole[read.leaf.path], (row, *read.region))
+            else:
+                yield read
+
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
-        row = (self._process, self._process + 1)
-        rows = {
-            id(read): ReadRequest(self._whole[read.leaf.path], (row, *read.region))
-            for read in reads
-            if read.leaf.per_process
-        }
-        self._reader.fill([rows.get(id(read), read) for read in reads], allocate)
-        for read in reads:
-            if id(read) in rows:
-                row_array = rows[id(read)].array
-                assert row_array is not None
-                read.take(row_array[0])
+        stored = list(self._stored(reads))
+        self._reader.fill(stored, allocate)
+        for read, inner in zip(reads, stored, strict=True):
+            if read.leaf.per_process:
+                assert inner.array is not None
+                read.take(inner.array[0])

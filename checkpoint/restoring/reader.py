@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from crc32c import crc32c
@@ -75,6 +75,20 @@ class ArrayReader(Protocol):
 
         Raises Corrupt, which names file and leaf, HostileCheckpoint or StepGone.
         """
+
+
+@runtime_checkable
+class ForeseeingReader(Protocol):
+    """A reader that is told first what it will be asked for, in all of its calls."""
+
+    def foresee(self, reads: Iterable[ReadRequest]) -> None:
+        """Takes notice of all that `fill` will be asked for. Called once, if at all."""
+
+
+def foresee(reader: ArrayReader, reads: Iterable[ReadRequest]) -> None:
+    """Tells a reader all that it will be asked for, if it can make use of that."""
+    if isinstance(reader, ForeseeingReader):
+        reader.foresee(reads)
 
 
 @dataclass(eq=False, slots=True)
@@ -215,6 +229,13 @@ class ItemReader:
             file: sorted((part for chunk in chunks for part in _parts(chunk)), key=_position)
             for file, chunks in by_file.items()
         }
+
+    def ranges_of(self, reads: Iterable[ReadRequest]) -> Iterator[tuple[int, int, int]]:
+        """Yields the file, the start and the end of each range that the requests need."""
+        for file, chunks in self._chunks_of(reads).items():
+            for chunk in chunks:
+                start, stop = _checked_range(chunk)
+                yield file, chunk.entry.start + start, chunk.entry.start + stop
 
     def _chunk_indices(self, read: ReadRequest) -> Ints:
         """Returns the indices of the chunks that a request touches.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import TreeMismatch
@@ -10,7 +10,7 @@ from ..format.likely_names import NamedLeaf, likely_renames
 from ..format.record import ItemRecord
 from ..format.rename import Names, matches, rename_all, renamer
 from .match import listed
-from .reader import Allocate, ArrayReader, ReadRequest
+from .reader import Allocate, ArrayReader, ReadRequest, foresee
 
 
 class RenamedReader:
@@ -22,9 +22,16 @@ class RenamedReader:
             new.path: old for new, old in zip(renamed.leaves, original.leaves, strict=True)
         }
 
+    def foresee(self, reads: Iterable[ReadRequest]) -> None:
+        """Takes notice of what will be read: see ForeseeingReader."""
+        foresee(self._reader, self._stored(reads))
+
+    def _stored(self, reads: Iterable[ReadRequest]) -> Iterator[ReadRequest]:
+        return (ReadRequest(self._original[read.leaf.path], read.region) for read in reads)
+
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
-        inner = [ReadRequest(self._original[read.leaf.path], read.region) for read in reads]
+        inner = list(self._stored(reads))
         self._reader.fill(inner, allocate)
         for read, filled in zip(reads, inner, strict=True):
             assert filled.array is not None

@@ -45,7 +45,7 @@ from .match import (
 )
 from .per_process import PerProcessReader, PerProcessSelection, leaves_of_process
 from .ranges import array_of, converted_leaf
-from .reader import ArrayReader, ItemReader, ReadRequest
+from .reader import ArrayReader, ItemReader, ReadRequest, foresee
 from .renamed import RenamedReader, renamed
 from .shared_reader import shared_reader
 from .sharing import RestorePeers
@@ -301,6 +301,10 @@ def _read(
     held_for_others = 0 if options.peers is None else options.peers.hold_bytes
     total_bytes = sum(each.wave_bytes for each in placed)
     options.before_reading(need_of(item, placed, memory.seen_levels(total_bytes), stays=stays))
+    foresee(
+        reader,
+        (read for each in placed for read in _reads_of(each.request, each.placement)),
+    )
     values: list[Any] = []
     before: list[jax.Array] = []
     before_bytes = 0

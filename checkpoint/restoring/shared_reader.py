@@ -1,8 +1,9 @@
 """Reads an item together with the other processes of a restore: what several need, one of them
 reads from the store, and passes it on.
 
-A block is read when the first asks for it, the first reader itself or another process, and a read
-waits for the store alone. So processes can wait for each other in no circle. A process that is
+All tell each other once, before the item is read, which blocks they need. A block is read when the
+first asks for it, the first reader itself or another process, and a read waits for the store alone.
+So processes can wait for each other in no circle. A process that is
 asked for a block which it still reads says so. What is held for others is bounded: the block that
 was read first is dropped first, and who asks for it later goes to the store. Every byte is checked
 by who receives it; what a peer sent damaged is read from the store.
@@ -13,13 +14,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from crc32c import crc32c
 
 from ..errors import Corrupt
 from ..format.item_report import FileReport
@@ -27,25 +28,19 @@ from ..format.record import ItemRecord
 from ..memory.budget import USE, HeldBytes
 from ..storage.base import Storage
 from ..storage.threads import LOOK_S, ByteBudget, Latch, do_beside
-from .reader import Allocate, ItemReader, RangeRead, ReadRequest
+from .reader import ItemReader, RangeRead, ReadRequest
 from .sharing import (
     Blocks,
-    Demand,
     RestorePeers,
     SharedBlock,
     StillReading,
-    plan_equally,
     plan_sharing,
     runs_of,
-    servers_in_turn,
 )
 
 _log = logging.getLogger(__name__)
-MEETING_S = 1.0  # for who comes late to a wave
+HEADERS_S = 5.0  # who has them later reads alone
 PENDING_S = 0.5  # until who asks for a block hears that it is still being read
-SILENT_S = 2 * PENDING_S  # until who asks may take it that nothing will be heard
-MOST_ASKED = 4  # for a header at a time
-MEASURED_BYTES = 8 << 20  # fewer tell nothing about a store's speed
 
 
 class _Held:
@@ -194,46 +189,11 @@ class _Asking(threading.local):
             self.is_allowed = False
 
 
-class _Waits:
-    """For which ranks the reads of a wave wait. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open = 0
-        self._ranks = collections.Counter[int]()
-
-    def begin(self, reads: int) -> None:
-        """Begins a wave of so many reads."""
-        with self._lock:
-            self._open = reads
-
-    def note_end(self) -> None:
-        """Takes notice that a read has ended."""
-        with self._lock:
-            self._open -= 1
-
-    @contextlib.contextmanager
-    def on(self, rank: int) -> Iterator[None]:
-        """Has this thread's read wait for a rank."""
-        with self._lock:
-            self._ranks[rank] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._ranks[rank] -= 1
-
-    def are_all_on(self, rank: int) -> bool:
-        """Says whether every read that has not ended waits for a rank."""
-        with self._lock:
-            return self._ranks[rank] >= self._open
-
-
 class SharedReader(ItemReader):
     """Reads one item of one step, as ItemReader does, together with the other processes.
 
-    Each `fill` is a wave: all processes tell what they need before. `finish` is called after the
-    last one. One thread restores; the part server's threads call `block`.
+    `foresee` is called once, before the first `fill`, and `finish` after the last one, by every
+    process. One thread restores; the part server's threads call `block`.
     """
 
     def __init__(
@@ -244,62 +204,57 @@ class SharedReader(ItemReader):
         self._name = item.name
         self._blocks = Blocks([file.size for file in item.files], peers.count)
         self._numbers = {file.name: number for number, file in enumerate(item.files)}
-        self._known: list[Demand] = []
-        self._is_worth = True  # as far as all demands have come
-        self._standstills = 0  # before this wave
         self._lock = threading.Lock()
         self._plan: dict[int, SharedBlock] = {}
         self._held = HeldBlocks(self._read_block, self._blocks.size, peers.hold_bytes)
         self._asking = _Asking()
-        self._waits = _Waits()
         self._counts = collections.Counter[str]()
-        self._store_s = 0.0  # of all threads
         peers.serve(self._name, self)
 
-    # --- waves
+    # --- the plan
 
-    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
-        """Gives every request its array: see ArrayReader."""
-        self._known = self._peers.join()  # before headers, which a peer may have
-        super().fill(reads, allocate)
-
-    def _before_reading(self, work: list[RangeRead]) -> None:
-        needed = self._needed(work)
-        plan = self._plan_for(needed)
+    def foresee(self, reads: Iterable[ReadRequest]) -> None:
+        """Tells all what this process will read, and hears what they will."""
+        needed = self._needed_in_time(reads)
+        told = self._peers.meet(runs_of(needed))
+        plan = plan_sharing(told, self._blocks, self._peers.worth_bytes)
         with self._lock:
             # What this process needs little of, it reads itself.
             self._plan = {block: shared for block, shared in plan.items() if block in needed}
-        self._standstills = self._peers.trust.standstills()
-        self._waits.begin(len(work))
-        work.sort(key=self._turn)
 
-    def _plan_for(self, needed: set[int]) -> dict[int, SharedBlock]:
-        """Returns the plan of the next wave, in which this process needs some blocks."""
-        demand = Demand(runs_of(needed), bytes_per_s=self._speed())
-        told = self._peers.meet(demand, MEETING_S)
-        if told is not None:
-            plan = plan_sharing(told, self._blocks, self._peers.worth_bytes)
-            self._is_worth = bool(plan)
-            return plan
-        self._count(meetings_left=1)
-        return plan_equally(self._known, needed) if self._is_worth else {}
+    def _needed_in_time(self, reads: Iterable[ReadRequest]) -> set[int]:
+        """Returns the blocks that this process needs; none where the store does not bring the
+        headers, which say so: this process reads alone then, and holds up nobody.
+        """
+        found: list[set[int] | Exception] = []
+        ended = Latch()
 
-    def _needed(self, work: Sequence[RangeRead]) -> set[int]:
+        def find() -> None:
+            try:
+                found.append(self._needed(reads))
+            except Exception as error:
+                found.append(error)
+            ended.set()
+
+        do_beside(find)
+        if not ended.wait(HEADERS_S):
+            return set()
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return found[0]
+
+    def _needed(self, reads: Iterable[ReadRequest]) -> set[int]:
         """Returns the blocks that this process needs, but those of which it needs little."""
         nbytes = collections.Counter[int]()
-        for each in work:
-            for block in self._blocks.within(each.file, each.start, each.stop):
+        for file, start, stop in self.ranges_of(reads):
+            for block in self._blocks.within(file, start, stop):
                 _, first, last = self._blocks.place(block)
-                nbytes[block] += min(last, each.stop) - max(first, each.start)
+                nbytes[block] += min(last, stop) - max(first, start)
         # The reader of a block reads all of it.
         return {block for block, count in nbytes.items() if 2 * count >= self._blocks.size(block)}
 
-    def _speed(self) -> float:
-        """Returns how fast a read of the store brings bytes; 0.0 while too few were read."""
-        with self._lock:
-            if self._counts["store_bytes"] < MEASURED_BYTES:
-                return 0.0  # a header is more latency than speed
-            return self._counts["store_bytes"] / self._store_s
+    def _before_reading(self, work: list[RangeRead]) -> None:
+        work.sort(key=self._turn)
 
     def _turn(self, work: RangeRead) -> tuple[int, int, int]:
         """The key to sort by. This process reads for others first, as much as it can hold; then it
@@ -315,12 +270,7 @@ class SharedReader(ItemReader):
 
     def finish(self) -> None:
         """Serves the others until all have what they need. Every process calls it, once."""
-        self._known = self._peers.join()
-        are_done = False
-        while not are_done:
-            told = self._peers.meet(Demand(is_done=True))
-            assert told is not None
-            are_done = all(each.is_done for each in told)
+        self._peers.finish()
         self._peers.serve(self._name, None)
         self.close()
         self._peers.note(self.counts)
@@ -360,67 +310,19 @@ class SharedReader(ItemReader):
         memory: Any = np.empty(stop - start, np.uint8)
         data = memoryview(memory)
         file = self._item.files[number]
-        return data[: self._from_store(file, start, [data])]
+        began_s = time.monotonic()
+        got = self._from_store(file, start, [data])
+        self._peers.trust.note_store_read(time.monotonic() - began_s)
+        return data[:got]
 
     def _from_store(self, file: FileReport, offset: int, buffers: Sequence[memoryview]) -> int:
-        clock = self._peers.trust.clock
-        began_s = clock()
         got = super()._try_read(file, offset, buffers)
-        took_s = clock() - began_s
-        self._peers.trust.note_store_read(got, took_s)
-        with self._lock:
-            self._store_s += took_s
-            self._counts["store_bytes"] += got
+        self._count(store_bytes=got)
         return got
 
     # --- for this process
 
-    def read_checked(self, file: FileReport, size: int) -> bytes:
-        """Returns a header: from another process, where the store does not bring it."""
-        own = _Held(users=1)
-        do_beside(self._bring_header, own, file, size)
-        trust = self._peers.trust
-        began_s = trust.clock()
-        while not own.ended.wait(PENDING_S):
-            if trust.leaves(self._peers.index, size, began_s):
-                found = self._header_of_peers(file, size)
-                if found is not None:
-                    return found
-        data = own.result()
-        assert data is not None
-        return bytes(data)
-
-    def _bring_header(self, own: _Held, file: FileReport, size: int) -> None:
-        own.bring(lambda: memoryview(ItemReader.read_checked(self, file, size)))
-        own.ended.set()
-
-    def _header_of_peers(self, file: FileReport, size: int) -> bytes | None:
-        """Returns a header as other processes have it; None where they do not."""
-        data = memoryview(bytearray(size))
-        with self._asking.allowed():
-            for block in self._blocks.within(self._numbers[file.name], 0, size):
-                _, start, stop = self._blocks.place(block)
-                if not self._from_any_peer(block, data[start:stop]):
-                    return None
-        if crc32c(data) == file.crc:
-            return bytes(data)
-        self._note_damaged()
-        return None
-
-    def _from_any_peer(self, block: int, piece: memoryview) -> bool:
-        """Fills a piece with the first bytes of a block that any other process has."""
-        ranks = servers_in_turn(self._known, block)
-        others = [rank for rank in ranks if rank != self._peers.index]
-        asked = list(filter(self._peers.trust.may_ask, others))[:MOST_ASKED]
-        return any(self._from_peer(rank, block, 0, [piece]) is not None for rank in asked)
-
     def _read(self, work: RangeRead) -> None:
-        try:
-            self._read_shared(work)
-        finally:
-            self._waits.note_end()
-
-    def _read_shared(self, work: RangeRead) -> None:
         try:
             with self._asking.allowed():
                 work.read()
@@ -430,17 +332,6 @@ class SharedReader(ItemReader):
             _log.warning("what another process has passed on is read from the store: %s", error)
             work.read()
             self._note_damaged()  # by a peer: the store has it whole
-
-    def _leaves(self, rank: int, block: int, began_s: float) -> bool:
-        """Says whether to wait for a rank's block no more."""
-        is_last = self._waits.are_all_on(rank)
-        nbytes = self._blocks.size(block)
-        return self._peers.trust.leaves(rank, nbytes, began_s, is_last=is_last)
-
-    def _leaves_silent(self, rank: int, block: int, began_s: float, asked_s: float) -> bool:
-        """Says whether to wait no more for a rank that was asked at `asked_s`, and is silent."""
-        silent_s = self._peers.trust.clock() - asked_s
-        return silent_s >= SILENT_S and self._leaves(rank, block, began_s)
 
     def _note_damaged(self) -> None:
         """Takes notice that those who gave this thread bytes gave it damaged ones."""
@@ -471,23 +362,15 @@ class SharedReader(ItemReader):
     ) -> int:
         """Fills the pieces with a block's bytes from `offset` on, which lie `at` in the file."""
         shared = self._plan.get(block)
-        for rank in () if shared is None else self._in_turn(shared):
-            assert shared is not None
-            with self._waits.on(rank):
+        if shared is not None:
+            for rank in shared.readers:
                 if rank == self._peers.index:
                     got = self._from_own_read(block, shared, offset, pieces)
                 else:
                     got = self._from_peer(rank, block, offset, pieces)
-            if got is not None:
-                return got
+                if got is not None:
+                    return got
         return self._from_store(file, at, pieces)
-
-    def _in_turn(self, shared: SharedBlock) -> Sequence[int]:
-        """Returns the readers of a block in the order in which they are asked."""
-        if self._peers.trust.standstills() == self._standstills:
-            return shared.readers
-        # What this process was to read, the others have had from who stands in.
-        return sorted(shared.readers, key=lambda rank: rank == self._peers.index)
 
     def _from_own_read(
         self, block: int, shared: SharedBlock, offset: int, pieces: list[memoryview]
@@ -495,23 +378,16 @@ class SharedReader(ItemReader):
         """Fills the pieces from what this process reads for all; None where that was dropped, or
         takes so long that another one may have it sooner.
         """
-        trust = self._peers.trust
-        trust.note_asked()
-        began_s = trust.clock()
-        while True:
-            try:
+        for _ in self._waits():
+            with contextlib.suppress(StillReading):
                 data = self._held.get(block, shared.users)
-                break
-            except StillReading:
-                if self._leaves(self._peers.index, block, began_s):
-                    self._count(own_left=1)
+                if data is None:
                     return None
-        if data is None:
-            return None
-        trust.note_came(self._peers.index)
-        got = _copy(data[offset:], pieces)
-        self._held.given(block, got)
-        return got
+                got = _copy(data[offset:], pieces)
+                self._held.given(block, got)
+                return got
+        self._count(own_left=1)
+        return None
 
     def _from_peer(
         self, rank: int, block: int, offset: int, pieces: list[memoryview]
@@ -519,41 +395,36 @@ class SharedReader(ItemReader):
         """Fills the pieces from another process; None where it is slow, dead or dropped them."""
         trust = self._peers.trust
         wanted = sum(piece.nbytes for piece in pieces)
-        name = f"{self._name}/{block}"
-        trust.note_asked()
-        began_s = trust.clock()
-        while trust.may_ask(rank):
-            asked_s = trust.clock()
-            standstills = trust.standstills()
+        for _ in self._waits():
+            if not trust.may_ask(rank):
+                return None
             try:
-                got = self._peers.read(
-                    rank,
-                    name,
-                    offset,
-                    pieces,
-                    timeout_s=trust.answer_limit_s(wanted),
-                    is_left=partial(self._leaves_silent, rank, block, began_s, asked_s),
-                )
+                got = self._peers.read(rank, f"{self._name}/{block}", offset, pieces)
             except FileNotFoundError:
                 self._count(peer_dropped=1)
                 return None
             except OSError as error:
-                if trust.standstills() != standstills:
-                    continue  # this process was away, and may not have heard the answer
                 self._failed(rank, str(error))
                 return None
             if got == wanted:
-                trust.note_bytes(rank, wanted, trust.clock() - asked_s)
+                trust.note_bytes(rank)
                 self._asking.givers.add(rank)
                 self._count(peer_bytes=wanted)
                 return got
             if got is not None:
                 self._failed(rank, f"it sent {got} bytes of {wanted}")
                 return None
-            if self._leaves(rank, block, began_s):
-                self._failed(rank, "its read of the store takes too long")
-                return None
+        self._failed(rank, "its read of the store takes too long")
         return None
+
+    def _waits(self) -> Iterator[int]:
+        """Counts how often one that still reads is asked. Each is a wait of PENDING_S, however long
+        this process was stopped in it.
+        """
+        number = 0
+        while number < math.ceil(self._peers.trust.patience_s / PENDING_S):
+            yield number
+            number += 1
 
     def _failed(self, rank: int, why: str) -> None:
         self._count(peer_failed=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ from .array_views import (
 from .devices import Region, slices_in
 from .match import listed
 from .ranges import OutOfRange
-from .reader import Allocate, ArrayReader, ReadRequest
+from .reader import Allocate, ArrayReader, ReadRequest, foresee
 from .surgery_rules import (
     Add,
     Cast,
@@ -172,6 +172,15 @@ class SurgeryReader:
         self._views = views
         self._held = _HeldChunks()
         self.order = order
+
+    def foresee(self, reads: Iterable[ReadRequest]) -> None:
+        """Takes notice of what will be read: see ForeseeingReader."""
+        needed = (
+            ReadRequest(leaf, around_chunks(leaf, region))
+            for read in reads
+            for leaf, region in self._views[read.leaf.path].reads(read.region)
+        )
+        foresee(self._reader, needed)
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader.

@@ -72,7 +72,7 @@ def test_one_mistake_fails_on_all(of_three: dict[str, list[str]]) -> None:
 
 def test_the_agreement_is_one_small_message_each(of_two: dict[str, list[str]]) -> None:
     """A restore of a given step costs one gather and one broadcast, of fewer than 200 bytes a
-    process; reading once takes three more of each.
+    process; reading once takes two more of each.
     """
     assert len(of_two["group_restores_agreement_one_small_message"]) == 2
 

@@ -58,7 +58,7 @@ def test_a_job_goes_on_in_another_shape(tmp_path: Path) -> None:
 
 
 def test_a_damaged_item_is_read_alone(tmp_path: Path) -> None:
-    """One process's copy of the second item is damaged: it reads another copy of what is damaged."""
+    """One process's copy of the second item is damaged: it reads another copy of it."""
     script = program("local_tier_damaged_item")
     outputs = run_together(script, 2, tmp_path / "root", tmp_path / "hosts", _names(2))
     assert "another copy is read instead" in outputs[1]

@@ -26,17 +26,20 @@ def test_replicated_state_comes_from_the_store_once(tmp_path: Path) -> None:
     assert damaged == [damaged[0]] * 4 and len(damaged[0]) == 1
 
 
-def test_no_meeting_waits_for_a_process_that_is_silent(tmp_path: Path) -> None:
+def test_nobody_waits_for_a_process_that_stands_still(tmp_path: Path) -> None:
     """Four processes read three waves. One has no header from its store, and one is stopped after
-    its first wave: the others hold all their bytes meanwhile, and all end alike.
+    its first wave: the others hold all their bytes meanwhile, and all end alike once these go on.
     """
     random = [np.random.default_rng(number) for number in range(9)]
     state = {f"w{number}": each.standard_normal((2048, 512)) for number, each in enumerate(random)}
     save(tmp_path / "step", state, group=Solo())
+    os.mkfifo(tmp_path / "step.pipe")
     with together(program("shared_restore_waves"), 4, tmp_path / "step") as processes:
-        for index in (0, 1, 3):
-            processes.wait_for(index, "all held", timeout_s=30)
+        for index in (0, 3):
+            processes.wait_for(index, "all held", timeout_s=90)
+        assert "wave 0 held" not in processes.output(1)
         assert "wave 1 held" not in processes.output(2)
+        os.close(os.open(tmp_path / "step.pipe", os.O_WRONLY))
         os.kill(processes.popens[2].pid, signal.SIGCONT)
         for index in range(4):
-            processes.wait_for(index, "done", timeout_s=20)
+            processes.wait_for(index, "done", timeout_s=60)

@@ -5,7 +5,6 @@ tests/system/test_group_restores.py.)
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -19,9 +18,8 @@ from holdfast.checkpoint.agreement.restore_verdict import (
     judge,
 )
 from holdfast.checkpoint.memory.need import MemoryNeed
-from holdfast.checkpoint.storage.threads import Latch
 from holdfast.coordination import BarrierTimeout
-from holdfast.multihost import ClusterGroup, Group, Solo
+from holdfast.multihost import Group, Solo
 from tests.support.checkpointing import at_once, groups
 
 
@@ -212,49 +210,6 @@ def test_the_cost_at_scale(count: int) -> None:
         sum(len(report.to_bytes()) for report in reports) < 150 * count
         and judge(reports) == RestoreAnswer()
     )
-
-
-def test_what_is_posted_holds_up_nobody_and_is_answered_in_its_turn() -> None:
-    """Two processes share twice while the third is late; it finds both, and all end alike."""
-    late = Latch()
-
-    def share(group: ClusterGroup) -> tuple[list[list[str] | None], Verdict]:
-        agreement = RestoreAgreement(group, "restore", "step 1", 30)
-        if group.index == 2:
-            late.wait(30)
-        posted = [agreement.post(f"{name} of {group.index}") for name in ("first", "second")]
-        if group.index == 1:
-            assert agreement.is_behind
-            assert [each.wait(0.1) for each in posted] == [None, None]
-            late.set()
-        told = [each.wait(30) for each in posted]
-        return told, agreement.run(lambda: None, "root")[1]
-
-    with groups(3) as members:
-        found = at_once([partial(share, group) for group in members])
-    first, second = [[f"{name} of {rank}" for rank in range(3)] for name in ("first", "second")]
-    assert found == [([first, second], Verdict())] * 3
-
-
-def test_a_failure_while_something_is_posted_is_raised_by_all() -> None:
-    """What was posted before is exchanged first; what was posted after it raises the failure."""
-
-    def restore(group: ClusterGroup) -> Exception | None:
-        agreement = RestoreAgreement(group, "restore", "step 1", 30)
-
-        def fill() -> None:
-            first = agreement.post("first")
-            if group.index == 1:
-                raise Corrupt("damaged", path="here")
-            second = agreement.post("second")
-            assert first.wait(30) == ["first"] * 3
-            second.wait(30)
-
-        return agreement.run(fill, "root")[1].error
-
-    with groups(3) as members:
-        errors = at_once([partial(restore, group) for group in members])
-    assert [type(error) for error in errors] == [Corrupt] * 3
 
 
 def test_nobody_is_asked_for_memory_that_the_primary_has_found() -> None:

@@ -19,6 +19,7 @@ import pytest
 from holdfast.checkpoint import Corrupt, save
 from holdfast.checkpoint.agreement.restore_verdict import RestoreAgreement
 from holdfast.checkpoint.format.record import Record, read_record
+from holdfast.checkpoint.local_tier import restore_peers
 from holdfast.checkpoint.local_tier.restore_peers import GroupPeers
 from holdfast.checkpoint.memory.budget import USE, MemoryBudget
 from holdfast.checkpoint.restoring import shared_reader, sharing
@@ -26,8 +27,7 @@ from holdfast.checkpoint.restoring.devices import Region, slices_in
 from holdfast.checkpoint.restoring.reader import ReadRequest
 from holdfast.checkpoint.restoring.restore import RestoreOptions, allocate, restore_item
 from holdfast.checkpoint.restoring.shared_reader import SharedReader
-from holdfast.checkpoint.restoring.sharing import Demand
-from holdfast.checkpoint.storage import hedges
+from holdfast.checkpoint.restoring.sharing import Demand, Runs
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import ClusterGroup, Solo
 from tests.support.checkpointing import at_once, groups
@@ -60,10 +60,8 @@ class Peers(GroupPeers):
         lambda rank, buffers, got: got
     )
 
-    def read(
-        self, rank: int, name: str, offset: int, buffers: Sequence[memoryview], **limits: Any
-    ) -> int | None:
-        got = super().read(rank, name, offset, buffers, **limits)
+    def read(self, rank: int, name: str, offset: int, buffers: Sequence[memoryview]) -> int | None:
+        got = super().read(rank, name, offset, buffers)
         return None if got is None else self.harm(rank, buffers, got)
 
     def serve(self, item: str, source: Any) -> None:
@@ -193,9 +191,8 @@ def test_a_peer_that_fails_is_replaced_by_the_store(
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes half a second long."""
-    monkeypatch.setattr(hedges, "UNKNOWN_S", 0.5)
-    monkeypatch.setattr(hedges, "SLOWEST_PEER_S", 0.5)
-    monkeypatch.setattr(sharing, "LEAST_ANSWER_S", 0.5)
+    monkeypatch.setattr(sharing, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(restore_peers, "SILENT_S", 0.5)
     monkeypatch.setattr(shared_reader, "PENDING_S", 0.1)
 
 
@@ -222,12 +219,12 @@ def test_a_reader_whose_store_stands_still_is_passed_over(folder: Path) -> None:
     done: list[int] = []
 
     class Watched(Peers):
-        def meet(self, demand: Demand, wait_s: float | None = None) -> list[Demand] | None:
-            if demand.is_done and self.index != 1:
+        def finish(self) -> None:
+            if self.index != 1:
                 done.append(self.index)
                 if len(done) == COUNT - 1:
                     let_go.set()
-            return super().meet(demand, wait_s)
+            super().finish()
 
     results, peers, _ = restore_each(
         folder,
@@ -247,11 +244,9 @@ def test_a_reader_whose_store_stands_still_gets_its_blocks_from_who_stands_in(
     let_go = threading.Event()
 
     class Released(Peers):
-        def meet(self, demand: Demand, wait_s: float | None = None) -> list[Demand] | None:
-            told = super().meet(demand, wait_s)
-            if told is not None and all(each.is_done for each in told):
-                let_go.set()
-            return told
+        def finish(self) -> None:
+            super().finish()
+            let_go.set()
 
     stalling = Stalling(str(folder), let_go)
     results, peers, _ = restore_each(
@@ -280,14 +275,8 @@ def test_slow_answers_that_come_are_no_failures(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-@pytest.mark.parametrize("answer_s", [0.5, 60.0])
-def test_a_peer_that_never_answers_is_dropped(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, answer_s: float
-) -> None:
-    """Its server takes connections and says nothing: nobody waits for it for long, though answers
-    may take a minute.
-    """
-    monkeypatch.setattr(sharing, "LEAST_ANSWER_S", answer_s)
+def test_a_peer_that_never_answers_is_dropped(folder: Path) -> None:
+    """Its server takes connections and says nothing: nobody waits for it for long."""
     ended = threading.Event()
 
     class Mute(Peers):
@@ -309,29 +298,6 @@ def test_a_peer_that_never_answers_is_dropped(
     assert all(same(each) for each in results)
     assert not peers[0].trust.may_ask(2)
     assert peers[0].trust.may_ask(1)
-
-
-def test_no_peer_is_blamed_for_what_was_late_while_this_process_stood_still(folder: Path) -> None:
-    """A process that stood still asks again, and drops nobody."""
-
-    class Stopped(Peers):
-        stops = 0
-
-        def read(self, *asked: Any, **limits: Any) -> int | None:
-            if self.index == 1 and self.stops < 8:
-                self.stops += 1
-                raise TimeoutError("it was silent for too long")
-            return super().read(*asked, **limits)
-
-    def make(group: ClusterGroup, agreement: RestoreAgreement) -> Peers:
-        peers = Stopped(group, agreement, ONCE, "127.0.0.1")
-        peers.trust.standstills = lambda: peers.stops
-        return peers
-
-    results, peers, _ = restore_each(folder, make)
-    assert all(same(each) for each in results)
-    assert counted(peers, "peer_failed") == 0
-    assert peers[1].stops == 8  # type: ignore[attr-defined]
 
 
 def test_a_peer_that_is_gone_is_replaced(folder: Path) -> None:
@@ -409,10 +375,10 @@ def test_one_process_that_fails_ends_the_restore_of_all(folder: Path) -> None:
     """One that fails before it has told its needs is the error of all, at once."""
 
     class Failing(Peers):
-        def meet(self, demand: Demand, wait_s: float | None = None) -> list[Demand] | None:
+        def meet(self, runs: Runs) -> list[Demand]:
             if self.index == 3:
                 raise Corrupt("its disk is gone", path="here")
-            return super().meet(demand, wait_s)
+            return super().meet(runs)
 
     results, _, _ = restore_each(folder, lambda *args: Failing(*args, ONCE, "127.0.0.1"))
     assert all(isinstance(each, Corrupt) for each in results), results
@@ -464,6 +430,7 @@ def test_any_regions_come_bit_for_bit_to_any_number_of_processes(
 
             def fill() -> None:
                 reader = SharedReader(storage, "", item, peers)
+                reader.foresee(itertools.chain(*wanted[group.index]))
                 for wave in wanted[group.index]:
                     reader.fill(wave, allocate)
                 reader.finish()

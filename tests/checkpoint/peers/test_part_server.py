@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import _thread
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -119,28 +122,36 @@ def test_memory_is_served_and_what_is_not_there_yet_is_said(server: PartServer) 
     assert asked == [("there", 7, 10), ("there", 7, 10), ("absent", 0, 10)]
 
 
-def test_a_silent_peer_is_waited_for_until_it_is_left(server: PartServer) -> None:
-    """A read ends before its time once it is to be left, and not while bytes come."""
-    ended = threading.Event()
-    looks: list[float] = []
+STOPPED = """
+import socket, sys
+from holdfast.checkpoint.peers.part_server import receive_bytes
+connection = socket.socket(fileno=int(sys.argv[1]))
+print("waits", flush=True)
+print(receive_bytes(connection, 3, 1.0), flush=True)
+"""
 
-    def find(name: str, offset: int, size: int) -> memoryview | None:
-        ended.wait(30)
-        return memoryview(BYTES)[offset : offset + size]
 
-    def is_left() -> bool:
-        looks.append(time.monotonic())
-        return len(looks) == 3
-
-    server.offer_memory(find)
-    found = [memoryview(bytearray(10))]
-    with PeerConnection(server.address, SECRET) as peer:
-        with pytest.raises(PeerFailed, match="could not give there: it was silent for too long"):
-            peer.read("there", 0, found, 30, is_left)
-        assert len(looks) == 3
-    ended.set()
-    with PeerConnection(server.address, SECRET) as peer:
-        assert peer.read("there", 0, found, 30, lambda: True) == 10
+def test_a_process_that_was_stopped_blames_nobody() -> None:
+    """Stopped for longer than it would wait, it has waited for one slice when it goes on."""
+    own, other = socket.socketpair()
+    with (
+        own,
+        other,
+        subprocess.Popen(
+            [sys.executable, "-c", STOPPED, str(other.fileno())],
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=[other.fileno()],
+        ) as process,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(1.5)  # longer than it waits in all
+        os.kill(process.pid, signal.SIGCONT)
+        time.sleep(0.3)  # two slices
+        own.sendall(b"yes")
+        assert process.stdout.read() == "b'yes'\n"
 
 
 def test_wait_returns_once_the_part_is_published(server: PartServer, tmp_path: Path) -> None:

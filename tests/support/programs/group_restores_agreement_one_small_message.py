@@ -12,7 +12,7 @@ group = Counted(default_group())
 with CheckpointManager(root, group=group) as manager:
     manager.save(1, shards(1))
     manager.wait_until_finished()
-    for read, agreements in (("each", 1), ("once", 4)):
+    for read, agreements in (("each", 1), ("once", 3)):
         group.calls.clear()
         manager.restore(1, shards(0), read=read)
         assert [name for name, _ in group.calls] == [

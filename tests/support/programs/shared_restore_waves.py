@@ -1,15 +1,15 @@
 """Runs in the processes of tests/system/test_shared_restores.py: three waves that peers share.
 
-The store of process 1 hangs at the header of the pack, and process 2 stops itself after a wave.
+The store of process 1 hangs at the header of the pack until a pipe has a writer, and process 2
+stops itself after a wave.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
-import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from joined import index, root
@@ -29,14 +29,15 @@ STOPS = 2
 
 
 class Hanging(LocalStorage):
-    """A store that does not bring the header of a pack."""
+    """A store that does not bring the header of a pack before it is let go."""
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         if offset == 0 and sum(buffer.nbytes for buffer in buffers) < 1 << 20:
-            threading.Event().wait()
+            pipe.open("rb").close()
         return super().read(name, offset, buffers)
 
 
+pipe = Path(f"{root}.pipe")
 storage = LocalStorage(root)
 item = read_record(storage, "").items["state"]
 agreement = RestoreAgreement(default_group(), "restore", "the state", 60.0)
@@ -46,6 +47,7 @@ with GroupPeers(default_group(), agreement, RestoreOptions(read="once"), "127.0.
     reads = [ReadRequest(leaf, tuple((0, size) for size in leaf.shape)) for leaf in leaves]
 
     def restore() -> None:
+        reader.foresee(reads)
         for wave in range(WAVES):
             reader.fill(reads[wave::WAVES], allocate)
             print(f"wave {wave} held", flush=True)
@@ -61,5 +63,3 @@ for number, read in enumerate(reads):
     want = np.random.default_rng(number).standard_normal((2048, 512))
     assert np.array_equal(read.array, want), number
 print(reader.counts, "done", flush=True)
-sys.stdout.flush()
-os._exit(0)  # a thread of the store still hangs
