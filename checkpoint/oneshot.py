@@ -21,12 +21,9 @@ from .agreement.host_sharing import find_sharers, launched_sharers
 from .agreement.restore_verdict import RestoreAgreement, name_items, wanted_items
 from .arrays.jax_settings import callers_settings
 from .errors import UnsupportedLeaf, naming_path, naming_step
-from .format.json_state import Json, is_iterator, is_tree
-from .format.leaf_types import encode_leaf_types
-from .format.limits import copy_json
+from .format.json_state import Json, is_iterator
 from .format.own_files import Files
 from .format.rename import Names
-from .format.tree import FlatTree
 from .layouts.base import CheckpointReader
 from .layouts.detect import (
     find_checkpoint,
@@ -44,9 +41,9 @@ from .restoring.per_process import PerProcessSelection
 from .restoring.restore import Reading, RestoreOptions, VerifyReport
 from .restoring.surgery_rules import Rules
 from .saving.async_saver import SaveHandle, is_interpreter_ending, refuse_after_end
-from .saving.cast import SaveDtype, cast_tree
+from .saving.cast import SaveDtype
 from .saving.stager import SaveOrder
-from .single_save import BackgroundSave, SingleSave
+from .single_save import BackgroundSave, SingleSave, save_as_orbax
 from .storage.path import StorePath, join, open_storage
 from .storage.threads import do_beside
 from .tools.convert import convert as convert_checkpoint
@@ -76,7 +73,9 @@ def save(  # noqa: PLR0913
     Options).
 
     With `layout="orbax"` it is a checkpoint of Orbax's, which its v0 manager (as a step folder of a
-    root) and its v1 functions restore. One state is the item "default" there. The layout has no
+    root) and its v1 functions restore. One state is the item "default" there. Several processes
+    save in holdfast's layout first, and the primary converts that: it takes twice the room, and one
+    process's time, so it is for handing over and not for training. The layout has no
     place for `step`, `overwrite` and `per_process`: they are a ValueError.
 
     Raises StepExists where one is there (unless `overwrite`), UnsupportedLeaf, SaveFailed naming
@@ -91,26 +90,11 @@ def save(  # noqa: PLR0913
     chosen = _chosen("save", state, item, items)
     if layout == "orbax":
         _refuse_for_orbax(step, overwrite, per_process)
-        from .layouts.orbax.write import save_orbax
-
         if items is None and item == "state":
             chosen = {"default": state}  # as Orbax calls the only one
         _refuse_items_for_orbax(chosen)
-        trees = {name: _cast(value, dtype) for name, value in chosen.items() if is_tree(value)}
-        json_items = {
-            name: copy_json(value.value, f"the item {name!r}")
-            for name, value in chosen.items()
-            if isinstance(value, Json)
-        }
-        save_orbax(
-            StorePath.of(path),
-            trees,
-            json_items=json_items,
-            metadata=metadata,
-            group=given_or_default(group),
-            timeout_s=timeout_s,
-            must_have_joined=group is None,
-        )
+        order = SaveOrder(step, items=chosen, metadata=metadata, dtype=dtype)
+        save_as_orbax(path, order, group, timeout_s)
         return
     order = SaveOrder(step, items=chosen, metadata=metadata, dtype=dtype, overwrite=overwrite)
     options = Options(save_timeout_s=timeout_s, per_process=per_process)
@@ -157,10 +141,6 @@ def _chosen(call: str, state: Any, item: str, items: Mapping[str, Any] | None) -
     if (state is None) == (items is None):
         raise ValueError(f"{call}: give either a state or items")
     return {item: state} if items is None else dict(items)
-
-
-def _cast(value: Any, dtype: SaveDtype) -> Any:
-    return cast_tree(encode_leaf_types(FlatTree.of(value)), dtype).tree()
 
 
 def _refuse_for_orbax(

@@ -1,21 +1,28 @@
-"""A save of one checkpoint without a manager: its root, what is staged, and its run."""
+"""A save of one checkpoint without a manager, in holdfast's layout or Orbax's."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import time
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import given_or_default
 
+from .agreement.exchange import Answer, SentError, ask_primary, raise_of_any
 from .agreement.save_protocol import SaveKey, SaveResult
-from .errors import StepExists, failure_of, naming_path
-from .format.limits import check_item_name, check_step, is_step
+from .errors import SaveFailed, StepExists, failure_of, naming_path
+from .format.json_state import Json, is_tree
+from .format.leaf_types import encode_leaf_types
+from .format.limits import check_item_name, check_step, copy_json, is_step
 from .format.step_folders import other_step
-from .layouts.detect import layout_of
+from .format.tree import FlatTree
+from .layouts.detect import layout_of, open_checkpoint
 from .options import Options
 from .saving.async_saver import AsyncSaver, SaveHandle
+from .saving.cast import cast_tree
 from .saving.commit import run_protocol
 from .saving.save import SnapshotWork
 from .saving.stager import OneSave, SaveOrder, SaveStager
@@ -24,6 +31,12 @@ from .steps.opening import OpenRoot, give_up_claim, open_root
 from .steps.refusals import refuse_without_joining
 from .storage.base import Storage
 from .storage.path import StorePath, open_storage, split
+from .tools.convert import Conversion, trees_of, write_orbax
+
+if TYPE_CHECKING:  # imports tensorstore
+    from .layouts.orbax.write import OrbaxWriter
+
+BEAT_S = 5.0  # how often the primary says that it still converts
 
 
 @dataclass(frozen=True)
@@ -156,3 +169,131 @@ def _refuse_existing(storage: Storage) -> None:
         if layout.name == "holdfast":
             message += ", or pass overwrite=True"
         raise StepExists(message, path=storage.root)
+
+
+# --- in Orbax's layout
+
+
+def save_as_orbax(path: str, order: SaveOrder, group: Group | None, timeout_s: float) -> None:
+    """Saves trees and Json in Orbax's layout; every process of the group calls it. Blocks.
+
+    Several processes save in holdfast's layout first, beside the place where the checkpoint is
+    made. Then the primary converts that, so that there is one protocol of commits.
+    Each process's share is written within `timeout_s`. The others then wait for the primary as long
+    as it goes on converting. What goes wrong is raised on all.
+    """
+    members = given_or_default(group)
+    if members.count > 1:
+        _save_together(StorePath.of(path), order, members, timeout_s)
+        return
+    from .layouts.orbax.write import save_orbax  # imports tensorstore
+
+    save_orbax(
+        StorePath.of(path),
+        _trees(order),
+        json_items=_json_items(order),
+        metadata=order.metadata,
+        must_have_joined=group is None,
+    )
+
+
+def _trees(order: SaveOrder) -> dict[str, Any]:
+    items = {name: value for name, value in order.chosen_items().items() if is_tree(value)}
+    return {
+        name: cast_tree(encode_leaf_types(FlatTree.of(value)), order.dtype).tree()
+        for name, value in items.items()
+    }
+
+
+def _json_items(order: SaveOrder) -> dict[str, Any]:
+    return {
+        name: copy_json(value.value, f"the item {name!r}")
+        for name, value in order.chosen_items().items()
+        if isinstance(value, Json)
+    }
+
+
+def _save_together(folder: StorePath, order: SaveOrder, group: Group, timeout_s: float) -> None:
+    from .layouts.orbax.write import OrbaxWriter
+
+    name = f"orbax/{hashlib.sha256(os.fsencode(str(folder))).hexdigest()[:16]}"
+    raise_of_any(group, f"{name}/fits", _misfit(order), timeout_s)
+    made: list[OrbaxWriter] = []
+
+    def begin() -> str:
+        made.append(OrbaxWriter(folder))
+        return str(made[0].aside)
+
+    aside = ask_primary(group, f"{name}/aside", begin, timeout_s)
+    try:
+        single = SingleSave.open(aside, group, order, Options(save_timeout_s=timeout_s))
+        result = single.run(single.stage(order))
+        if result.error is not None:
+            raise result.error
+        if made:
+            _convert(aside, made[0], group, f"{name}/end", timeout_s)
+        else:
+            _hear_end(group, f"{name}/end", timeout_s)
+    except BaseException:
+        for writer in made:
+            writer.abandon()
+        raise
+
+
+def _misfit(order: SaveOrder) -> Exception | None:
+    """Returns why Orbax's layout cannot hold what this process saves."""
+    from .layouts.orbax.encode import custom_metadata
+    from .layouts.orbax.write import check_tree
+
+    try:
+        custom_metadata(order.metadata)
+        for item, tree in _trees(order).items():
+            check_tree(item, tree)
+        _json_items(order)
+    except Exception as error:
+        return error
+    return None
+
+
+def _convert(aside: str, writer: OrbaxWriter, group: Group, name: str, timeout_s: float) -> None:
+    """Converts what all have saved, and tells the others that it goes on, and how it ended."""
+    told_s = time.monotonic()
+    beat_s = min(BEAT_S, timeout_s / 4)
+
+    def tell(answer: Answer) -> None:
+        group.broadcast(name, answer.to_bytes(), timeout_s=timeout_s)
+
+    def progress(nbytes: int) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s > beat_s:
+            told_s = time.monotonic()
+            tell(Answer(value=False))
+
+    try:
+        checkpoint = open_checkpoint(aside)
+        items = checkpoint.info.items
+        whole = Conversion(
+            checkpoint,
+            trees_of(checkpoint, items),
+            items,
+            process=None,
+            progress=progress,
+            beside=None,
+        )
+        with writer.failures():
+            write_orbax(whole, writer)
+    except BaseException as error:
+        failure = error if isinstance(error, Exception) else SaveFailed("it was interrupted")
+        tell(Answer(error=SentError.of(failure)))
+        raise
+    tell(Answer(value=True))
+
+
+def _hear_end(group: Group, name: str, timeout_s: float) -> None:
+    """Waits until the primary has converted, without a bound while it says that it goes on."""
+    while True:
+        answer = Answer.from_bytes(group.broadcast(name, None, timeout_s=timeout_s))
+        if answer.error is not None:
+            raise answer.error.rebuilt(unknown=SaveFailed, process=0)
+        if answer.value:
+            return

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from crc32c import crc32c
@@ -82,6 +82,9 @@ from ..storage.counting import count_parts
 from ..storage.path import StorePath, free_bytes, open_storage
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
+
+if TYPE_CHECKING:  # imports tensorstore
+    from ..layouts.orbax.write import OrbaxWriter
 
 _log = logging.getLogger("holdfast.checkpoint")
 AHEAD_BYTES = 16 << 20  # of small chunks, read together
@@ -161,11 +164,7 @@ def convert(  # noqa: PLR0913
     if beside is not None and to != "safetensors":
         raise ValueError(f'beside= is for "safetensors", and not for "{to}": leave it out')
     wanted = _wanted(checkpoint, items)
-    chosen = {
-        name: (checkpoint.item(name), checkpoint.reader(name))
-        for name, kind in wanted.items()
-        if kind == "tree"
-    }
+    chosen = trees_of(checkpoint, wanted)
     if process is not None:
         chosen = {name: _of_process(found, process) for name, found in chosen.items()}
     if under or rename is not None:
@@ -193,6 +192,15 @@ def convert(  # noqa: PLR0913
     if to == "orbax":
         return _to_orbax(conversion, target)
     raise ValueError(f'there is no layout {to!r}: choose "holdfast", "orbax" or "safetensors"')
+
+
+def trees_of(checkpoint: CheckpointReader, kinds: Mapping[str, str]) -> dict[str, Selected]:
+    """Returns those of some items that are trees, with their readers."""
+    return {
+        name: (checkpoint.item(name), checkpoint.reader(name))
+        for name, kind in kinds.items()
+        if kind == "tree"
+    }
 
 
 def _wanted(checkpoint: CheckpointReader, items: Sequence[str]) -> dict[str, str]:
@@ -296,9 +304,8 @@ def _to_orbax(conversion: Conversion, root: StorePath) -> str:
     from ..layouts.orbax.encode import custom_metadata
     from ..layouts.orbax.write import OrbaxWriter
 
-    checkpoint = conversion.checkpoint
-    info = checkpoint.info
-    metadata = custom_metadata(info.metadata)
+    info = conversion.checkpoint.info
+    custom_metadata(info.metadata)
     json_items = [name for name, kind in conversion.others.items() if kind == "json"]
     kept = [name for name in json_items if name in info.owners]
     if kept and conversion.process is None:
@@ -308,7 +315,15 @@ def _to_orbax(conversion: Conversion, root: StorePath) -> str:
             leaf=kept[0],
         )
     target = root / str(conversion.step)
-    writer = OrbaxWriter(target)
+    write_orbax(conversion, OrbaxWriter(target))
+    return str(target)
+
+
+def write_orbax(conversion: Conversion, writer: OrbaxWriter) -> None:
+    """Writes what is converted, all of which Orbax's layout can hold, and finishes the writer; or
+    abandons it.
+    """
+    info = conversion.checkpoint.info
     try:
         for name, (item, reader) in conversion.chosen.items():
             paths = [leaf.path for leaf in item.leaves]
@@ -322,13 +337,13 @@ def _to_orbax(conversion: Conversion, root: StorePath) -> str:
                     writer.flush()
                     held = 0
             writer.flush()
-        for name in json_items:
-            writer.add_json(name, checkpoint.json(name, conversion.process or 0))
-        writer.finish(metrics=info.metrics, metadata=metadata)
+        for name, kind in conversion.others.items():
+            if kind == "json":
+                writer.add_json(name, conversion.checkpoint.json(name, conversion.process or 0))
+        writer.finish(metrics=info.metrics, metadata=info.metadata)
     except BaseException:
         writer.abandon()
         raise
-    return str(target)
 
 
 class ShardLimits(NamedTuple):

@@ -84,9 +84,6 @@ def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
         impl = str(jax.random.key_impl(value))
         value = jax.random.key_data(value)
     shape = tuple(value.shape)
-    shard_shape = shape
-    if not value.is_fully_addressable:
-        shard_shape = tuple(value.sharding.shard_shape(shape))
     leaf = LeafRecord(
         path,
         kind,
@@ -94,7 +91,7 @@ def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
         shape,
         impl=impl,
         sharding=describe_sharding(value.sharding, len(shape)),
-        grid=Grid(shape, shard_shape, shard_shape),
+        grid=Grid(shape, shape, shape),
     )
     return leaf, value
 
@@ -167,10 +164,9 @@ def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 def array_spec(base: Mapping[str, Any], leaf: LeafRecord) -> dict[str, Any]:
     dtype = leaf.numpy_dtype
-    inside = "" if base["driver"] == "ocdbt" else base["path"]
     return {
         "driver": "zarr",
-        "kvstore": dict(base, path=f"{inside}{leaf.path}/"),
+        "kvstore": dict(base, path=f"{leaf.path}/"),
         "metadata": {
             "shape": list(leaf.shape),
             "chunks": chunk_shape(leaf),

@@ -5,8 +5,8 @@ its own name when all is there. The temporary name is the writer's own, and a lo
 says whether the writer lives: of two writers of one checkpoint the first that renames wins. An
 object store cannot rename: there the first that makes a mark beside the checkpoint writes it.
 
-One process writes an OCDBT database; several write plain zarr files, each the chunks that it owns,
-since a database has one writer.
+One process writes, since an OCDBT database has one writer. What several save lies `aside` first, in
+holdfast's own layout, and is converted (see `single_save`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
-import hashlib
 import json
 import os
 import secrets
@@ -31,9 +30,7 @@ import numpy as np
 import tensorstore as ts
 
 from holdfast.coordination import HoldfastError
-from holdfast.multihost import Group, Solo
 
-from ...agreement.exchange import ask_primary, raise_of_any
 from ...arrays.jax_settings import own_settings
 from ...errors import (
     Corrupt,
@@ -77,41 +74,27 @@ from .encode import (
 TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 ARRAY_HANDLER = "orbax.checkpoint._src.handlers.array_checkpoint_handler.ArrayCheckpointHandler"
 JSON_HANDLER = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
+ASIDE = ".saved"  # no name of an item
 _MARK = (  # in files that only have to be there: not every store keeps empty objects
     b"written by holdfast\n"
 )
 
 
 class OrbaxWriter:
-    """Writes one checkpoint: `add_tree` (or `add_record`) and `add_json`, `write` for each region
-    that this process owns, then `finish`.
-
-    In a group every process makes the same calls, and what one of them runs into is raised on all:
-    none waits for one that has given up. `abandon` removes what was written so far. For one thread
-    at a time.
+    """Writes one checkpoint: `add_tree` (or `add_record`) and `add_json`, `write` for each region,
+    then `finish`. `abandon` removes what was written so far, also `aside`. For one thread at a
+    time.
     """
 
-    def __init__(
-        self,
-        folder: StorePath,
-        *,
-        group: Group | None = None,
-        timeout_s: float = 600,
-        must_have_joined: bool = False,
-    ) -> None:
+    def __init__(self, folder: StorePath, *, must_have_joined: bool = False) -> None:
         self._final = folder
         self._must_have_joined = must_have_joined
-        self._group = group or Solo()
-        self._timeout_s = timeout_s
         self._local = folder.storage.posix is not None
         self._folder = folder
-        self._messages = f"orbax/{hashlib.sha256(os.fsencode(str(folder))).hexdigest()[:16]}"
         if self._local:
-            token = ask_primary(
-                self._group, f"{self._messages}/token", lambda: secrets.token_hex(4), timeout_s
-            )
-            self._folder = StorePath(folder.storage, f"{folder.name}{orbax.TEMPORARY}-{token}")
-        self._has_place = False  # only the primary ever has it
+            made = f"{folder.name}{orbax.TEMPORARY}-{secrets.token_hex(4)}"
+            self._folder = StorePath(folder.storage, made)
+        self._has_place = False
         self._lock: FileLock | None = None
         self._started_ns = time.time_ns()
         # What is written is not read again.
@@ -119,16 +102,12 @@ class OrbaxWriter:
         self._handlers: dict[str, str] = {}
         self._stores: dict[tuple[str, str], Any] = {}
         self._pending: list[tuple[str, Any]] = []
-        self._ocdbt = self._group.count == 1
-        self._agreements = 0
-        self._failure: HoldfastError | None = None
         try:
-            with self.agreed():
+            with self.failures():
                 self._files = ts.KvStore.open(
                     kvstore_of(self._folder), context=self._context
                 ).result()
-                if self._group.index == 0:
-                    self._begin()
+                self._begin()
         except BaseException:
             self.abandon()
             raise
@@ -171,6 +150,13 @@ class OrbaxWriter:
         return StepExists(message, path=str(self._final))
 
     @property
+    def aside(self) -> StorePath:
+        """Where a checkpoint may lie that is converted; it goes before this one has its name."""
+        if self._local:
+            return self._folder / ASIDE
+        return StorePath(self._final.storage, f"{self._mark}/{ASIDE}")
+
+    @property
     def _mark(self) -> str:
         return f"{self._final.name}{orbax.TEMPORARY}"
 
@@ -184,42 +170,16 @@ class OrbaxWriter:
             raise self._taken(f"is being written by another, or was by one that died ({mark})")
 
     @contextlib.contextmanager
-    def agreed(self) -> Iterator[None]:
-        """Runs a block, flushes, and waits for the other processes; raises on all of them what any
-        ran into.
-
-        Blocks may stand in each other. A process that fails meets the others at the end of the
-        block that they are in.
-        """
-        error: Exception | None = None
+    def failures(self) -> Iterator[None]:
+        """Runs a block and flushes; raises what is no error of holdfast's as SaveFailed."""
         try:
             yield
             self.flush()
-        except Exception as found:
-            error = found
-        if self._failure is not None and error is self._failure:
-            raise self._failure  # it is known to all
-        failure = self._failure_of(error) if error is not None else None
-        try:
-            self._raise_of_any(failure)
-        except HoldfastError as agreed:
-            self._failure = agreed
-            raise agreed from (error if error is not agreed else error.__cause__)
-
-    def _failure_of(self, error: Exception) -> HoldfastError:
-        self._drain()
-        if isinstance(error, HoldfastError):
-            return error
-        process = self._group.index
-        message = f"{self._final} was not saved: process {process} failed: {error_text(error)}"
-        return SaveFailed(message, path=str(self._final), process=process)
-
-    def _raise_of_any(self, own: HoldfastError | None) -> None:
-        """Raises this process's failure, or the first of another; returns where there is none on
-        any process.
-        """
-        self._agreements += 1
-        raise_of_any(self._group, f"{self._messages}/{self._agreements}", own, self._timeout_s)
+        except HoldfastError:
+            raise
+        except Exception as error:
+            message = f"{self._final} was not saved: process 0 failed: {error_text(error)}"
+            raise SaveFailed(message, path=str(self._final), process=0) from error
 
     def add_json(self, item: str, value: Any, *, handler: str | None = JSON_HANDLER) -> None:
         """Adds a JSON item, under the names of both versions."""
@@ -234,16 +194,11 @@ class OrbaxWriter:
         """Adds an item and makes its arrays, still empty; returns the live arrays by their names in
         Orbax's layout.
         """
-        description, paths = describe(tree)
-        leaves = [
-            live_leaf(path, value) for path, value in zip(paths, flatten(tree)[0], strict=True)
-        ]
-        names = self.add_record(
-            ItemRecord(item, "tree", (), description, tuple(leaf for leaf, _ in leaves))
-        )
+        record, arrays = described(item, tree)
+        names = self.add_record(record)
         return {
             name: value
-            for name, (leaf, value) in zip(names, leaves, strict=True)
+            for name, leaf, value in zip(names, record.leaves, arrays, strict=True)
             if leaf.grid is not None
         }
 
@@ -251,31 +206,15 @@ class OrbaxWriter:
         """Adds an item as a record describes it, its arrays still empty; returns the leaves' names
         in Orbax's layout, in their order.
         """
-        self._handlers[item.name] = TREE_HANDLER
-        entries = list(walk(item.tree, ()))
-        if item.tree == 0:  # one array, which has no name in a tree
-            self._handlers[item.name] = ARRAY_HANDLER
-            entries = [((("checkpoint", False),), 0)]
-        names = [leaf_name(keys) for keys, what in entries if isinstance(what, int)]
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise UnsupportedLeaf(
-                f"two leaves are called '{twice}' in Orbax's layout; rename one of them", leaf=twice
-            )
-        stored = {name: storable(name, leaf) for name, leaf in zip(names, item.leaves, strict=True)}
-        if self._group.index == 0:
-            self._put_metadata(
-                item.name,
-                [
-                    (keys, stored[leaf_name(keys)] if isinstance(what, int) else what)
-                    for keys, what in entries
-                ],
-            )
-        self._make(item.name, [leaf for leaf in stored.values() if leaf.kind != "str"])
-        for leaf in stored.values() if self._group.index == 0 else ():
+        self._handlers[item.name] = ARRAY_HANDLER if item.tree == 0 else TREE_HANDLER
+        entries = stored_entries(item)
+        leaves = [leaf for _, leaf in entries if isinstance(leaf, LeafRecord)]
+        self._put_metadata(item.name, entries)
+        self._open(item.name, [leaf for leaf in leaves if leaf.kind != "str"])
+        for leaf in leaves:
             if leaf.value is not None and leaf.kind != "str":
                 self.write(item.name, leaf.path, (), np.asarray(leaf.value, leaf.dtype))
-        return names
+        return [leaf.path for leaf in leaves]
 
     def _put_metadata(self, item: str, entries: Sequence[tuple[Keys, LeafRecord | str]]) -> None:
         tree = {}
@@ -293,7 +232,7 @@ class OrbaxWriter:
             }
         metadata = {
             "tree_metadata": tree,
-            "use_ocdbt": self._ocdbt,
+            "use_ocdbt": True,
             "use_zarr3": False,
             "store_array_data_equal_to_fill_value": True,
             "custom_metadata": None,
@@ -311,41 +250,11 @@ class OrbaxWriter:
         if strings:
             self._put(f"{item}/{orbax.STRINGS}", json.dumps(pointed(strings)).encode())
 
-    def _make(self, item: str, leaves: Sequence[LeafRecord]) -> None:
-        """Makes the arrays at the primary, then opens them everywhere."""
-        base = kvstore_of(self._folder / item)
-        if self._ocdbt:
-            base = {
-                "driver": "ocdbt",
-                "base": base,
-                "config": {"max_inline_value_bytes": 1024, "compression": {"id": "zstd"}},
-            }
-        if self._group.index == 0:
-            self._open(item, base, leaves, create=True)
-        if self._group.count > 1:
-            with self.agreed():
-                pass  # they are made
-            if self._group.index:
-                self._open(item, base, leaves, create=False)
-
-    def _open(
-        self, item: str, base: Mapping[str, Any], leaves: Sequence[LeafRecord], *, create: bool
-    ) -> None:
-        specs = {}
-        for (
-            leaf
-        ) in leaves:  # each is looked at before one is made: nothing may land after a refusal
-            try:
-                specs[leaf.path] = ts.Spec(array_spec(base, leaf))
-            except ValueError as error:
-                raise UnsupportedLeaf(
-                    f"Orbax's layout cannot hold '{leaf.path}', of {leaf.dtype}; save it as another"
-                    f" dtype: {error}",
-                    leaf=leaf.path,
-                    found=leaf.dtype,
-                ) from error
+    def _open(self, item: str, leaves: Sequence[LeafRecord]) -> None:
+        # Each is looked at before one is made: nothing may land after a refusal.
+        specs = {leaf.path: array_spec_of(kvstore_of(self._folder / item), leaf) for leaf in leaves}
         first = len(self._pending)
-        start = partial(ts.open, context=self._context, create=create, open=not create)
+        start = partial(ts.open, context=self._context, create=True, open=False)
         self._start(specs, start, specs.values())
         opened = self._pending[first:]
         refusals = [future.exception() for _, future in opened]  # all have ended then
@@ -388,12 +297,9 @@ class OrbaxWriter:
         self._pending = []
 
     def finish(self, *, metrics: Mapping[str, Any] | None = None, metadata: Any = None) -> None:
-        """Waits for all writers, then makes the checkpoint appear, whole."""
-        with self.agreed():
-            pass  # all have written
-        with self.agreed():
-            if self._group.index == 0:
-                self._commit(metrics, metadata)
+        """Makes the checkpoint appear, whole."""
+        with self.failures():
+            self._commit(metrics, metadata)
 
     def _commit(self, metrics: Mapping[str, Any] | None, metadata: Any) -> None:
         for item, handler in self._handlers.items():
@@ -410,11 +316,21 @@ class OrbaxWriter:
             "custom_metadata": custom_metadata(metadata),
         }
         self._put(orbax.CHECKPOINT_METADATA, json.dumps(about).encode())
+        self._remove_aside()
         self._put(orbax.MARKER, _MARK)
         self._put(orbax.COMMITTED, _MARK)
         if self._local:
             self._rename()
         self._leave_place()
+
+    def _remove_aside(self) -> None:
+        aside = self.aside
+        if self._local:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(str(aside))
+            return
+        files = aside.storage.list(aside.name, recursive=True, names_only=True)
+        aside.storage.delete([entry.name for entry in files])
 
     def _rename(self) -> None:
         """Gives the checkpoint its name, durably. Raises StepExists where another writer did."""
@@ -451,6 +367,7 @@ class OrbaxWriter:
                 ValueError, OSError
             ):  # of a store that fails; an unfinished checkpoint is none
                 self._files.delete_range(ts.KvStore.KeyRange()).result()
+                self._remove_aside()
         self._leave_place()
 
     def _drain(self) -> None:
@@ -461,10 +378,59 @@ class OrbaxWriter:
         self._pending = []
 
     def _put(self, name: str, data: bytes) -> None:
-        if self._group.index == 0:
-            self._start([name], partial(self._files.write, name), [data])
-            self._pending[-1][1].result()
-            del self._pending[-1]
+        self._start([name], partial(self._files.write, name), [data])
+        self._pending[-1][1].result()
+        del self._pending[-1]
+
+
+def described(item: str, tree: Any) -> tuple[ItemRecord, list[Any]]:
+    """Describes a live tree; returns with it what is written of each leaf. Raises
+    UnsupportedLeaf.
+    """
+    description, paths = describe(tree)
+    leaves = [live_leaf(path, value) for path, value in zip(paths, flatten(tree)[0], strict=True)]
+    record = ItemRecord(item, "tree", (), description, tuple(leaf for leaf, _ in leaves))
+    return record, [value for _, value in leaves]
+
+
+def stored_entries(item: ItemRecord) -> list[tuple[Keys, LeafRecord | str]]:
+    """Returns the leaves of an item as they lie in Orbax's layout, in their order, and its empty
+    containers. Raises UnsupportedLeaf for what the layout cannot hold.
+    """
+    entries = list(walk(item.tree, ()))
+    if item.tree == 0:  # one array, which has no name in a tree
+        entries = [((("checkpoint", False),), 0)]
+    names = [leaf_name(keys) for keys, what in entries if isinstance(what, int)]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UnsupportedLeaf(
+            f"two leaves are called '{twice}' in Orbax's layout; rename one of them", leaf=twice
+        )
+    return [
+        (keys, storable(leaf_name(keys), item.leaves[what]) if isinstance(what, int) else what)
+        for keys, what in entries
+    ]
+
+
+def check_tree(item: str, tree: Any) -> None:
+    """Raises UnsupportedLeaf for a live tree that Orbax's layout cannot hold."""
+    for _, leaf in stored_entries(described(item, tree)[0]):
+        if isinstance(leaf, LeafRecord) and leaf.kind != "str":
+            array_spec_of({"driver": "memory"}, leaf)
+
+
+def array_spec_of(base: Mapping[str, Any], leaf: LeafRecord) -> ts.Spec:
+    """Returns how an array lies in the OCDBT database of its item. Raises UnsupportedLeaf."""
+    config = {"max_inline_value_bytes": 1024, "compression": {"id": "zstd"}}
+    try:
+        return ts.Spec(array_spec({"driver": "ocdbt", "base": base, "config": config}, leaf))
+    except ValueError as error:
+        raise UnsupportedLeaf(
+            f"Orbax's layout cannot hold '{leaf.path}', of {leaf.dtype}; save it as another"
+            f" dtype: {error}",
+            leaf=leaf.path,
+            found=leaf.dtype,
+        ) from error
 
 
 def _remove_dead(final: Path) -> None:
@@ -506,48 +472,28 @@ def save_orbax(
     json_items: Mapping[str, Any] | None = None,
     metrics: Mapping[str, Any] | None = None,
     metadata: Any = None,
-    group: Group | None = None,
-    timeout_s: float = 600,
     must_have_joined: bool = False,
 ) -> None:
-    """Saves live trees in Orbax's layout; each process writes the first copy of the shards that it
-    holds. Blocks until all is durable.
+    """Saves live trees of this process in Orbax's layout. Blocks until all is durable.
 
     Raises StepExists, UnsupportedLeaf for what Orbax cannot hold (arrays of size zero, bytes,
     metadata that is no dict),
     SaveFailed; with `must_have_joined` CheckpointError as `refuse_writers`, on a file system.
     """
     metadata = custom_metadata(metadata)
-    writer = OrbaxWriter(
-        folder, group=group, timeout_s=timeout_s, must_have_joined=must_have_joined
-    )
+    writer = OrbaxWriter(folder, must_have_joined=must_have_joined)
     try:
-        with writer.agreed(), own_settings():
+        with writer.failures(), own_settings():
             for item, tree in items.items():
-                arrays = writer.add_tree(item, tree)
-                for name, value in arrays.items():
+                for name, value in writer.add_tree(item, tree).items():
                     try:
-                        regions = _own_regions(value, primary=group is None or group.index == 0)
+                        array = np.asarray(value)
                     except jax.errors.JaxRuntimeError as error:
                         raise blamed([(name, value)], error) from error
-                    for index, array in regions:
-                        writer.write(item, name, index, array)
+                    writer.write(item, name, (), array)
             for item, value in (json_items or {}).items():
                 writer.add_json(item, value)
         writer.finish(metrics=metrics, metadata=metadata)
     except BaseException:
         writer.abandon()
         raise
-
-
-def _own_regions(
-    value: Any, *, primary: bool
-) -> list[tuple[tuple[slice, ...], np.ndarray[Any, Any]]]:
-    """Returns the regions of a live array that this process writes, and their values."""
-    if not isinstance(value, jax.Array) or value.is_fully_addressable:
-        return [((), np.asarray(value))] if primary else []
-    return [
-        (shard.index, np.asarray(shard.data))
-        for shard in value.addressable_shards
-        if shard.replica_id == 0
-    ]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -12,7 +15,7 @@ import orbax.checkpoint as ocp
 import orbax.checkpoint.experimental.v1 as ocp1
 import pytest
 
-from holdfast.checkpoint import SaveFailed, StepExists, UnsupportedLeaf, load, save
+from holdfast.checkpoint import SaveFailed, StepExists, UnsupportedLeaf, load, save, single_save
 from holdfast.checkpoint.layouts.detect import find_steps
 from holdfast.checkpoint.layouts.orbax.metadata import TEMPORARY
 from holdfast.checkpoint.layouts.orbax.write import OrbaxWriter, save_orbax
@@ -23,6 +26,7 @@ from holdfast.multihost import Group
 from tests.support.checkpointing import at_once, groups
 from tests.support.object_servers import TensorStoreMemory
 from tests.support.orbax import assert_same, assert_same_leaf, rich_tree
+from tests.support.paths import ROOT, program
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Orbax's own
 
@@ -111,9 +115,7 @@ def _errors(path: Path, trees: list[object]) -> list[HoldfastError]:
 
     def fails(group: Group) -> HoldfastError:
         with pytest.raises(HoldfastError) as caught:
-            save_orbax(
-                StorePath.of(path), {"state": trees[group.index]}, group=group, timeout_s=600
-            )
+            save(path, trees[group.index], layout="orbax", group=group, timeout_s=600)
         return caught.value
 
     with groups(2) as both:
@@ -156,6 +158,76 @@ def test_a_store_that_fails_is_one_error_on_every_process(tmp_path: Path) -> Non
     assert all(
         f"{tmp_path}/file/1 was not saved: process 0 failed" in str(error) for error in errors
     )
+
+
+KILLED = [
+    ("after", "_begin"),
+    ("before", "run"),
+    ("after", "run"),
+    ("after", "add_record"),
+    ("before", "finish"),
+    ("before", "_remove_aside"),
+    ("after", "_remove_aside"),
+    ("before", "_rename"),
+    ("after", "_rename"),
+]
+
+
+@pytest.mark.parametrize(
+    ("when", "call"),
+    [
+        pytest.param(*point, marks=() if point == ("after", "run") else pytest.mark.slow)
+        for point in KILLED
+    ],
+)
+def test_a_job_that_is_killed_leaves_all_or_nothing(when: str, call: str, tmp_path: Path) -> None:
+    """The checkpoint has its name when it is whole; what else is left goes with the next save."""
+    path = tmp_path / "5"
+    command = [sys.executable, str(program("orbax_save_killed")), str(path), when, call]
+    done = subprocess.run(command, timeout=90, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == -signal.SIGKILL
+    is_there = (when, call) == ("after", "_rename")
+    assert path.exists() == is_there and list(find_steps(LocalStorage(tmp_path))) == [5] * is_there
+    if is_there:
+        with pytest.raises(StepExists):
+            save(path, {"w": np.arange(4)}, layout="orbax")
+    else:
+        save(path, {"w": np.arange(4)}, layout="orbax")
+    assert ocp1.load(path)["w"].tolist() == [0, 1, 2, 3]
+    assert [each.name for each in tmp_path.iterdir()] == ["5"]
+
+
+def test_what_the_primary_cannot_convert_is_an_error_on_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All hear it, however long the primary goes on before, and nothing stays."""
+
+    def fails(writer: OrbaxWriter, **words: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(OrbaxWriter, "finish", fails)
+    monkeypatch.setattr(single_save, "BEAT_S", 0.0)
+    tree = {f"w{number}": np.full(4, number) for number in range(20)}
+    errors = _errors(tmp_path / "1", [tree] * 2)
+    assert all("No space left on device" in str(error) for error in errors)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("store", ["folder", "bucket"])
+def test_what_two_processes_save_the_real_orbax_restores(store: str, tmp_path: Path) -> None:
+    """All kinds of leaves, in a folder or an object store; what lay aside is gone."""
+    TensorStoreMemory.register()
+    path = f"{tmp_path}/5" if store == "folder" else f"tensorstore://{tmp_path.name}-two/5"
+    tree = rich_tree()
+    with groups(2) as both:
+        at_once([lambda g=g: save(path, tree, layout="orbax", group=g) for g in both])
+    root, _, name = path.rpartition("/")
+    assert_same(load(path, tree, item="default"), tree)
+    storage = open_storage(root)
+    assert {entry.name.rstrip("/") for entry in storage.list("")} == {name}
+    assert not [entry for entry in storage.list(name, recursive=True) if ".saved" in entry.name]
+    if store == "folder":
+        assert_same(ocp1.load(path, tree), tree)
 
 
 def test_what_is_behind_a_link_stays(tmp_path: Path) -> None:
