@@ -85,7 +85,7 @@ coverage: $(STAMP)
 figures: $(STAMP)
 	$(BIN)/python benchmarks/versus_orbax.py --write
 
-# What is uploaded, checked as its users get it. docs/releasing.md says what comes before and after.
+# What is uploaded, checked as its users get it. CONTRIBUTING.md says what comes before and after.
 release: $(STAMP)
 	$(PIP) --group release
 	$(BIN)/python scripts/build_release.py dist
