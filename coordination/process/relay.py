@@ -33,7 +33,6 @@ from holdfast.proto import (
     session_pb2,
 )
 
-from ..claims import claim_of
 from ..client.session import SILENCE_S
 from ..credentials import Credentials, channel_options
 from ..names import (
@@ -45,6 +44,7 @@ from ..names import (
     STACKS,
     STATUS,
     STATUS_DETAILS,
+    claim_of,
 )
 from .job_folder import keep_from_cleaners, temporary_base
 from .spawn import PROGRAM, SpawnedServer, start

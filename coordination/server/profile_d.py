@@ -14,12 +14,11 @@ from typing import Any
 
 from holdfast.proto import distributed_runtime_pb2 as d
 
-from ..claims import Claim
 from ..core.barriers import Arrival
 from ..core.devices import Node
 from ..core.machine import Machine
 from ..core.status import Code, Status
-from ..names import PROFILE_D
+from ..names import PROFILE_D, Claim
 from .profiles import Call, Caller, Rpc, profile, registered
 
 _VERSIONS = (1, 2, 3)

@@ -14,13 +14,20 @@ from holdfast.proto import coordination_b_pb2 as b
 from holdfast.proto import coordination_pb2 as a
 from holdfast.proto import session_pb2
 
-from ..claims import Claim, claim_of
 from ..core.barriers import Arrival
 from ..core.liveness import Living, Sending
 from ..core.machine import Machine
 from ..core.status import Code, Status
 from ..core.task_table import Task
-from ..names import BARRIER_ERROR_TYPE, MISMATCH_TYPE, PROFILE_A, PROFILE_B, SERVICE_ERROR_TYPE
+from ..names import (
+    BARRIER_ERROR_TYPE,
+    MISMATCH_TYPE,
+    PROFILE_A,
+    PROFILE_B,
+    SERVICE_ERROR_TYPE,
+    Claim,
+    claim_of,
+)
 
 
 class Caller(NamedTuple):

@@ -20,7 +20,6 @@ from google.protobuf.message import DecodeError
 
 from holdfast.proto import session_pb2
 
-from ..claims import Claim
 from ..core.machine import Machine
 from ..core.status import Code, Completion, Status, clip
 from ..limits import Config
@@ -34,6 +33,7 @@ from ..names import (
     SESSION,
     STACKS,
     STATUS,
+    Claim,
 )
 from .admission import TaskOwners
 from .defects import Defects
