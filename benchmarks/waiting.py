@@ -203,7 +203,7 @@ def memory(tasks: int, barriers: int) -> None:
         machine.tick(now)
         assert machine.barriers.failed == number + 1 and len(machine.completions) >= tasks - 1
         machine.completions.clear()
-        machine.forget_changes()
+        machine.changes.clear()
     print(
         f"{barriers} barriers of {tasks}, never reached by one: {memory_mb('self') - before:.1f} MB"
         " more"

@@ -35,7 +35,18 @@ from typing import Any
 
 from ..limits import Limits
 from ..task_bits import bits_of, tasks_of
-from .status import Code, Completion, Completions, Status, beyond, name_gone, name_processes
+from .status import (
+    ARRIVED,
+    BARRIER,
+    Changes,
+    Code,
+    Completion,
+    Completions,
+    Status,
+    beyond,
+    name_gone,
+    name_processes,
+)
 from .task_table import TaskTable
 from .timers import Timers
 
@@ -126,6 +137,10 @@ class Barrier:
         self.unwritten = []
         self.participants = frozenset()
 
+    def part(self, number: int) -> str:
+        """Returns the key of one row of arrivals in the journal."""
+        return f"{self.first}/{number}/{self.name}"
+
     def note_written(self) -> None:
         """Notes that the journal has all rows of the instance."""
         self.renumbered = False
@@ -159,9 +174,7 @@ class Arrival:
 
 
 class Barriers:
-    """Holds all barriers of a job. Completions go to `completions`; names of barriers that changed,
-    to `dirty`.
-    """
+    """Holds all barriers of a job."""
 
     def __init__(
         self,
@@ -169,30 +182,28 @@ class Barriers:
         task_table: TaskTable,
         timers: Timers,
         completions: Completions,
+        *,
+        changes: Changes,
         recoverable: bool,
     ) -> None:
         self._limits = limits
         self._task_table = task_table
         self._timers = timers
         self._completions = completions
+        self._changes = changes
         self._recoverable = recoverable
         self._everyone = bits_of(task_table.everyone)
         self.open: dict[str, Barrier] = {}
         self.finished: OrderedDict[str, Barrier] = OrderedDict()
-        self.dirty: set[str] = set()
-        # instances that are over, whose rows of arrivals the journal still has
-        self.dropped_parts: list[Barrier] = []
         self._replayed: tuple[Outcome | None, float, Status | None] = (None, 0.0, None)
         self.passed = 0
         self.failed = 0
 
     def touch_all(self) -> None:
         """Has a journal that begins anew write all of them."""
-        for barriers in (self.open, self.finished):
-            self.dirty.update(barriers)
-            for barrier in barriers.values():
-                barrier.touch()
-        self.dropped_parts.clear()
+        for barrier in [*self.open.values(), *self.finished.values()]:
+            self._changes.mark(BARRIER, barrier.name)
+            barrier.touch()
 
     # --- Arrivals
 
@@ -234,7 +245,7 @@ class Barriers:
             self._completions.fail(older, Status(Code.CANCELLED, sentence))
         if task_id not in barrier.arrived:
             barrier.enter(arrival, now)
-            self.dirty.add(barrier.name)
+            self._changes.mark(BARRIER, barrier.name)
         barrier.waiting[task_id] = arrival.call
         if len(barrier.arrived) == len(barrier.participants):
             self._finish(barrier, None)
@@ -367,7 +378,7 @@ class Barriers:
         assert finished.outcome is not None
         if self._recoverable and not finished.outcome.came >> arrival.task_id & 1:
             finished.note_told(arrival.task_id)
-            self.dirty.add(finished.name)
+            self._changes.mark(BARRIER, finished.name)
         self._completions.append(self._answer(finished.outcome, arrival.call, now))
 
     def _replay_previous(self, barrier: Barrier, arrival: Arrival, now: float) -> bool:
@@ -433,11 +444,11 @@ class Barriers:
         barrier.end(self._outcome(barrier, status))
         self.open.pop(barrier.name, None)
         self.finished[barrier.name] = barrier
-        self.dirty.add(barrier.name)
-        if barrier.parts:
-            self.dropped_parts.append(barrier)
+        self._changes.mark(BARRIER, barrier.name)
+        for number in range(barrier.parts):
+            self._changes.mark(ARRIVED, barrier.part(number))
         while len(self.finished) > self._limits.barriers_kept:
-            self.dirty.add(self.finished.popitem(last=False)[0])
+            self._changes.mark(BARRIER, self.finished.popitem(last=False)[0])
 
     def _outcome(self, barrier: Barrier, status: Status | None) -> Outcome:
         members = self._bits(barrier.participants)

@@ -4,9 +4,10 @@ what it has not seen. Pure.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from .status import EVENT, Changes
 
 _TOGETHER_S = 1.0
 _MERGED = frozenset({"joined", "left"})
@@ -31,23 +32,23 @@ class EventLog:
     number.
     """
 
-    def __init__(self, most: int) -> None:
-        self._events: deque[Event] = deque(maxlen=most)
+    def __init__(self, most: int, changes: Changes) -> None:
+        self._most = most
+        self._changes = changes
+        self._events: dict[int, Event] = {}  # by number, oldest first
         self._number = 0
-        self.added: list[Event] = []  # that the journal has yet to write
-        self.dropped: list[int] = []  # their numbers, that the journal has yet to delete
 
     def note(self, kind: str, text: str, now: float, task_id: int | None = None) -> None:
         """Notes an event."""
         self._number += 1
-        last = self._events[-1] if self._events else None
+        last = next(reversed(self._events.values()), None)
         if (
             last is not None
             and kind in _MERGED
             and last.kind == kind
             and now - last.at < _TOGETHER_S
         ):
-            self._drop(self._events.pop())
+            self._drop(last.number)
             count = last.processes + 1
             text = f"{count} processes {kind}"
             self._add(Event(self._number, now, kind, text, processes=count))
@@ -56,31 +57,29 @@ class EventLog:
 
     def after(self, number: int) -> list[Event]:
         """Returns the events of a higher number, oldest first."""
-        return [event for event in self._events if event.number > number]
+        return [event for event in self._events.values() if event.number > number]
+
+    def get(self, number: int) -> Event | None:
+        """Returns the event of a number, None where it is not kept."""
+        return self._events.get(number)
 
     def load(self, events: Iterable[Event]) -> None:
         """Puts in what a journal holds."""
-        self._events.extend(sorted(events, key=lambda event: event.number))
-        self._number = max((event.number for event in self._events), default=0)
-
-    def forget_changes(self) -> None:
-        """Forgets what a journal would have to write."""
-        self.added.clear()
-        self.dropped.clear()
+        for event in sorted(events, key=lambda event: event.number):
+            self._events[event.number] = event
+            self._number = event.number
 
     def touch_all(self) -> None:
         """Has a journal that begins anew write all of them."""
-        self.added = list(self._events)
-        self.dropped.clear()
+        for number in self._events:
+            self._changes.mark(EVENT, number)
 
     def _add(self, event: Event) -> None:
-        if len(self._events) == self._events.maxlen:
-            self._drop(self._events.popleft())
-        self._events.append(event)
-        self.added.append(event)
+        if len(self._events) == self._most:
+            self._drop(next(iter(self._events)))
+        self._events[event.number] = event
+        self._changes.mark(EVENT, event.number)
 
-    def _drop(self, event: Event) -> None:
-        if event in self.added:
-            self.added.remove(event)
-        else:
-            self.dropped.append(event.number)
+    def _drop(self, number: int) -> None:
+        del self._events[number]
+        self._changes.mark(EVENT, number)

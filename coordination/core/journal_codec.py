@@ -20,16 +20,20 @@ from .barriers import Barrier, Outcome
 from .events import Event
 from .liveness import LivenessAnswer, Living, Sending
 from .machine import Machine
-from .status import Code, Missing, Status, TaskProgress
+from .status import (
+    ALIVE,
+    ARRIVED,
+    BARRIER,
+    EVENT,
+    KEY,
+    META,
+    TASK,
+    Code,
+    Missing,
+    Status,
+    TaskProgress,
+)
 from .task_table import Task, TaskState
-
-META = "meta"
-TASK = "task"
-KEY = "key"
-BARRIER = "barrier"
-ARRIVED = "arrived"
-EVENT = "event"
-ALIVE = "alive"
 
 
 class Row(NamedTuple):
@@ -44,41 +48,34 @@ def drain(machine: Machine, wall_offset_s: float) -> list[Row]:
     """Returns the rows that have changed since the last call. Wall time is the machine's time plus
     `wall_offset_s`.
     """
-    rows = [
-        Row(TASK, str(task_id), _task(machine.task_table.tasks[task_id]))
-        for task_id in machine.task_table.dirty
-    ]
-    rows += [Row(KEY, key, machine.keys.values.get(key)) for key in machine.keys.dirty]
-    rows += [
-        Row(ARRIVED, _part(over, number), None)
-        for over in machine.barriers.dropped_parts
-        for number in range(over.parts)
-    ]
-    rows += [Row(EVENT, str(number), None) for number in machine.events.dropped]
-    rows += [
-        Row(EVENT, str(event.number), _event(event, wall_offset_s))
-        for event in machine.events.added
-    ]
-    machine.events.forget_changes()
-    rows += [Row(ALIVE, str(serial), None) for serial in machine.liveness.dropped]
-    rows += [
-        Row(ALIVE, str(answer.serial), _alive(answer)) for answer in machine.liveness.added.values()
-    ]
-    machine.liveness.forget_changes()
-    for name in machine.barriers.dirty:
-        rows += _barrier_rows(name, machine, wall_offset_s)
-    if machine.task_table.dirty:
+    rows: list[Row] = []
+    changed = machine.changes.take()
+    for table, key in changed:
+        if table == BARRIER:
+            rows += _barrier_rows(str(key), machine, wall_offset_s)
+        else:
+            rows.append(Row(table, str(key), _value(table, key, machine, wall_offset_s)))
+    if any(table == TASK for table, _ in changed):
         meta = {
             "gathered": machine.registration.gathered,
             "version": machine.task_table.version,
             "error": _status(machine.error),
         }
         rows.append(Row(META, "state", _json(meta)))
-    machine.task_table.dirty.clear()
-    machine.keys.dirty.clear()
-    machine.barriers.dirty.clear()
-    machine.barriers.dropped_parts.clear()
     return rows
+
+
+def _value(table: str, key: Any, machine: Machine, wall_offset_s: float) -> bytes | None:
+    """Returns what a row holds now, None where it is gone."""
+    if table == TASK:
+        return _task(machine.task_table.tasks[key])
+    if table == KEY:
+        return machine.keys.values.get(key)
+    if table == EVENT and (event := machine.events.get(key)) is not None:
+        return _event(event, wall_offset_s)
+    if table == ALIVE and (answer := machine.liveness.answers.get(key)) is not None:
+        return _alive(answer)
+    return None
 
 
 def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float) -> None:
@@ -107,6 +104,7 @@ def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float
     machine.events.load(
         _load_event(json.loads(event), wall_offset_s) for event in tables[EVENT].values()
     )
+    machine.changes.clear()
 
 
 def _json(value: Any) -> bytes:
@@ -182,10 +180,6 @@ def _load_alive(kept: dict[str, Any]) -> LivenessAnswer:
     )
 
 
-def _part(barrier: Barrier, number: int) -> str:
-    return f"{barrier.first}/{number}/{barrier.name}"
-
-
 def _barrier_rows(name: str, machine: Machine, wall_offset_s: float) -> list[Row]:
     """Returns what has changed of one barrier: of an open one the arrivals alone, unless it is
     new.
@@ -202,7 +196,7 @@ def _barrier_rows(name: str, machine: Machine, wall_offset_s: float) -> list[Row
             life, at = barrier.arrived[task_id]
             arrived.append((task_id, life, at + wall_offset_s))
         part = {"name": name, "arrived": arrived}
-        rows.append(Row(ARRIVED, _part(barrier, barrier.parts), _json(part)))
+        rows.append(Row(ARRIVED, barrier.part(barrier.parts), _json(part)))
     barrier.note_written()
     return rows
 

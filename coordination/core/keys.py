@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..limits import Limits
-from .status import Code, Completions, Missing, Status, name_gone
+from .status import KEY, Changes, Code, Completions, Missing, Status, name_gone
 from .timers import Timers
 
 _INT64 = 2**63
@@ -48,21 +48,21 @@ class KeyWait:
 
 
 class Keys:
-    """Holds values by normalised key, within limits. Completions go to `completions`; names of keys
-    written or deleted, to `dirty`.
-    """
+    """Holds values by normalised key, within limits."""
 
-    def __init__(self, limits: Limits, timers: Timers, completions: Completions) -> None:
+    def __init__(
+        self, limits: Limits, timers: Timers, completions: Completions, changes: Changes
+    ) -> None:
         self._limits = limits
         self._timers = timers
         self._completions = completions
+        self._changes = changes
         self.values: dict[str, bytes] = {}
         self._order: list[str] = []
         self._waits: dict[str, dict[Any, KeyWait]] = {}
         self._by_call: dict[Any, KeyWait] = {}
         self._latest: tuple[str, bytes] = ("", b"")
         self.total_bytes = 0
-        self.dirty: set[str] = set()
 
     def insert(self, call: Any, key: str, value: bytes, allow_overwrite: bool) -> None:
         """Sets a key and answers all calls that wait for it."""
@@ -100,7 +100,7 @@ class Keys:
             self.total_bytes += len(key)
         self.total_bytes += len(value) - len(old or b"")
         self.values[key] = value
-        self.dirty.add(key)
+        self._changes.mark(KEY, key)
         entry = self._entry(key)
         for wait in list(self._waits.get(key, {}).values()):
             self._forget(wait)
@@ -265,7 +265,7 @@ class Keys:
         if self._latest[0] == key:
             self._latest = ("", b"")
         self.total_bytes -= len(key) + len(self.values.pop(key))
-        self.dirty.add(key)
+        self._changes.mark(KEY, key)
 
     def load(self, values: dict[str, bytes]) -> None:
         """Loads what a journal holds."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..limits import Limits
-from .status import Code, Completions, Missing, Status, beyond, name_processes
+from .status import ALIVE, Changes, Code, Completions, Missing, Status, beyond, name_processes
 from .task_table import TaskTable
 from .timers import Timers, Wait
 
@@ -91,12 +91,19 @@ class LivenessBarrier:
     """
 
     def __init__(
-        self, limits: Limits, task_table: TaskTable, timers: Timers, completions: Completions
+        self,
+        limits: Limits,
+        task_table: TaskTable,
+        timers: Timers,
+        completions: Completions,
+        *,
+        changes: Changes,
     ) -> None:
         self._limits = limits
         self._task_table = task_table
         self._timers = timers
         self._completions = completions
+        self._changes = changes
         self._gatherings: dict[frozenset[int], _Gathering] = {}
         self._by_call: dict[Any, LivenessWait] = {}
         self._seen: tuple[float, frozenset[int]] | None = None
@@ -106,8 +113,7 @@ class LivenessBarrier:
         self._answers: OrderedDict[frozenset[int], LivenessAnswer] = OrderedDict()
         self._serial = 0
         self._kept_members = 0
-        self.added: dict[int, LivenessAnswer] = {}  # that the journal has yet to write
-        self.dropped: list[int] = []  # their serial numbers, that the journal has yet to delete
+        self.answers: dict[int, LivenessAnswer] = {}  # the same by serial number
 
     def arrive(
         self,
@@ -192,30 +198,25 @@ class LivenessBarrier:
             self._forget_answer(former)
         self._answers[answer.members] = answer
         self._kept_members += len(answer.members)
-        self.added[answer.serial] = answer
+        self.answers[answer.serial] = answer
+        self._changes.mark(ALIVE, answer.serial)
         while self._kept_members > self._limits.alive_members and len(self._answers) > 1:
             self._forget_answer(self._answers.popitem(last=False)[1])
 
     def _forget_answer(self, answer: LivenessAnswer) -> None:
         self._kept_members -= len(answer.members)
-        if self.added.pop(answer.serial, None) is None:
-            self.dropped.append(answer.serial)
+        del self.answers[answer.serial]
+        self._changes.mark(ALIVE, answer.serial)
 
     def load(self, answers: Iterable[LivenessAnswer]) -> None:
         """Puts in the answers that a journal holds."""
         for answer in sorted(answers, key=lambda each: each.serial):
             self._keep(answer)
-        self.forget_changes()
-
-    def forget_changes(self) -> None:
-        """Forgets what a journal would have to write."""
-        self.added.clear()
-        self.dropped.clear()
 
     def touch_all(self) -> None:
         """Has a journal that begins anew write all of them."""
-        self.added = {answer.serial: answer for answer in self._answers.values()}
-        self.dropped.clear()
+        for serial in self.answers:
+            self._changes.mark(ALIVE, serial)
 
     def time_out(self, wait: LivenessWait, now: float) -> None:
         """Ends a wait with the names of the members that have not asked."""

@@ -34,7 +34,18 @@ from .keys import Keys
 from .liveness import LivenessBarrier
 from .registration import Registration
 from .shutdown_barrier import ShutdownBarrier
-from .status import Code, Completions, Encodings, Status, clip, name_gone, name_processes
+from .status import (
+    KEY,
+    TASK,
+    Changes,
+    Code,
+    Completions,
+    Encodings,
+    Status,
+    clip,
+    name_gone,
+    name_processes,
+)
 from .task_table import Participants, Task, TaskState, TaskTable
 from .timers import Timers
 from .watches import TaskWatches
@@ -59,14 +70,17 @@ class Machine:
         self.completions = Completions()
         self.timers = Timers()
         self.encodings = Encodings()
-        self.events = EventLog(config.limits.events)
-        self.task_table = TaskTable(config.num_tasks, self.events)
+        self.changes = Changes()
+        self.events = EventLog(config.limits.events, self.changes)
+        self.task_table = TaskTable(config.num_tasks, self.events, self.changes)
         self.participants = Participants(config.limits, self.task_table.everyone)
         waits = (self.task_table, self.timers, self.completions)
-        self.keys = Keys(config.limits, self.timers, self.completions)
-        self.barriers = Barriers(config.limits, *waits, recoverable=config.recoverable)
+        self.keys = Keys(config.limits, self.timers, self.completions, self.changes)
+        self.barriers = Barriers(
+            config.limits, *waits, changes=self.changes, recoverable=config.recoverable
+        )
         self.watches = TaskWatches(self.task_table, self.completions)
-        self.liveness = LivenessBarrier(config.limits, *waits)
+        self.liveness = LivenessBarrier(config.limits, *waits, changes=self.changes)
         self.devices = Devices(config.num_tasks, self.completions)
         self.registration = Registration(
             config,
@@ -336,7 +350,7 @@ class Machine:
         if self.error is None:
             self.error = error
             # the journal writes the job's error when it writes a task
-            self.task_table.dirty.add(error.source_task or 0)
+            self.changes.mark(TASK, error.source_task or 0)
         self.completions.fail_all(self._polls.values(), error)
         self._polls = {}
 
@@ -511,18 +525,13 @@ class Machine:
                     del barrier.waiting[task_id]
                     return
 
-    def forget_changes(self) -> None:
-        """Forgets what a journal would have to write, where there is none."""
-        for dirty in (self.task_table.dirty, self.keys.dirty, self.barriers.dirty):
-            dirty.clear()
-        self.barriers.dropped_parts.clear()
-        self.events.forget_changes()
-        self.liveness.forget_changes()
-
     def touch_all(self) -> None:
         """Has a journal that begins anew write everything."""
-        self.task_table.dirty.update(self.task_table.everyone)
-        self.keys.dirty.update(self.keys.values)
+        self.changes.clear()
+        for task_id in self.task_table.everyone:
+            self.changes.mark(TASK, task_id)
+        for key in self.keys.values:
+            self.changes.mark(KEY, key)
         self.barriers.touch_all()
         self.events.touch_all()
         self.liveness.touch_all()

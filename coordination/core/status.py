@@ -1,5 +1,5 @@
 """How a call ends: a value, or an error status with its code, its sentence and its facts; and what
-is encoded of them once for many calls. Pure.
+is encoded of them once for many calls. And which rows of a journal have changed. Pure.
 """
 
 from __future__ import annotations
@@ -169,6 +169,29 @@ class Completions(list[Completion]):
     def take(self) -> list[Completion]:
         """Returns what has come since the last call, for who sends it."""
         taken = self[:]
+        self.clear()
+        return taken
+
+
+META = "meta"
+TASK = "task"
+KEY = "key"
+BARRIER = "barrier"
+ARRIVED = "arrived"
+EVENT = "event"
+ALIVE = "alive"
+
+
+class Changes(set[tuple[str, str | int]]):
+    """Rows as (table, key), each once. What they hold by now is read when they are written."""
+
+    def mark(self, table: str, key: str | int) -> None:
+        """Notes that a row has changed, or is gone."""
+        self.add((table, key))
+
+    def take(self) -> list[tuple[str, str | int]]:
+        """Returns the rows that have changed since the last call."""
+        taken = list(self)
         self.clear()
         return taken
 

@@ -23,7 +23,7 @@ from enum import IntEnum
 from ..limits import Limits
 from ..task_bits import bits_from, tasks_of
 from .events import EventLog
-from .status import LEFT, MAX_NAMED, Code, Missing, Status, TaskProgress
+from .status import LEFT, MAX_NAMED, TASK, Changes, Code, Missing, Status, TaskProgress
 from .step_rate import StepRate
 
 _FORMER_KEPT = 16  # a process that was started again more often has long ended its first lives
@@ -165,8 +165,9 @@ class Task:
 class TaskTable:
     """All tasks of the job. Each change of a task's state raises `version`."""
 
-    def __init__(self, num_tasks: int, events: EventLog | None = None) -> None:
-        self.events = events or EventLog(1)
+    def __init__(self, num_tasks: int, events: EventLog, changes: Changes) -> None:
+        self.events = events
+        self._changes = changes
         self.tasks = [Task(task_id) for task_id in range(num_tasks)]
         self.everyone = frozenset(range(num_tasks))
         self.by_agent: dict[int, int] = {}  # incarnation of an agent: its task
@@ -175,7 +176,6 @@ class TaskTable:
         self.latest_life = 0  # the version at which the latest life began
         # tasks that were CONNECTED and no longer are: no barrier can wait for them
         self.lost: set[int] = set()
-        self.dirty: set[int] = set()  # tasks that the journal has yet to write
         self.owned = Counter({"": num_tasks})  # owner: the number of its tasks
 
     def __len__(self) -> int:
@@ -245,6 +245,7 @@ class TaskTable:
             del self.owned[task.owner]
         task.own(owner)
         self.owned[owner] += 1
+        self._changes.mark(TASK, task.task_id)
 
     def move(self, task: Task, state: TaskState, now: float, error: Status | None = None) -> None:
         """Moves a task into a state, with the error that put it there."""
@@ -272,7 +273,7 @@ class TaskTable:
         """Notes that something about a task has changed that its watchers see."""
         self.version += 1
         task.change(self.version)
-        self.dirty.add(task.task_id)
+        self._changes.mark(TASK, task.task_id)
 
     def fenced(self, task: Task) -> Status:
         """Returns the error of an incarnation that is over for good."""

@@ -139,7 +139,6 @@ class TaskOwners:
         if certified is None and self._machine.registration.held(task_id):
             return _anothers(task_id) if has_stream else self._not_yet(task_id)
         self._task_table.set_owner(task, owner)
-        self._task_table.dirty.add(task_id)
         return None
 
     def may_call(

@@ -23,8 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..core import journal_codec
-from ..core.journal_codec import META, Row
+from ..core.journal_codec import Row
 from ..core.machine import Machine
+from ..core.status import META
 from ..limits import Config
 
 log = logging.getLogger("holdfast.coordination")
@@ -171,8 +172,7 @@ class SqliteJournal:
         if self._lost:
             self._renew(machine)
             return
-        parts = (machine.task_table.dirty, machine.keys.dirty, machine.barriers.dirty)
-        if any(parts) or machine.events.added or machine.liveness.added:
+        if machine.changes:
             try:
                 self._put(journal_codec.drain(machine, self._wall_offset_s()))
             except sqlite3.Error as error:
@@ -200,7 +200,7 @@ class SqliteJournal:
     def _renew(self, machine: Machine) -> None:
         """Writes a whole new journal, where that is due and there is room."""
         if self._clock() < self._retry_at:
-            machine.forget_changes()
+            machine.changes.clear()
             return
         machine.touch_all()
         try:

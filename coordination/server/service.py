@@ -360,7 +360,7 @@ class Service:
         now = self._clock()
         self.machine.tick(now)
         if self._journal is None:
-            self.machine.forget_changes()
+            self.machine.changes.clear()
         self.sessions.tick(now)
         if now >= self._publish_at:
             self._publish_at = now + 1.0

@@ -7,7 +7,7 @@ import pytest
 from holdfast.coordination.core import journal_codec
 from holdfast.coordination.core.liveness import Sending
 from holdfast.coordination.core.machine import Machine
-from holdfast.coordination.core.status import Code
+from holdfast.coordination.core.status import ALIVE, Code
 from holdfast.coordination.limits import Limits
 from tests.support.driver import Driver
 
@@ -142,7 +142,7 @@ def test_an_answer_outlives_the_service() -> None:
             rows.pop((row.table, row.key), None)
             if row.value is not None:
                 rows[row.table, row.key] = row.value
-    assert [key for table, key in rows if table == journal_codec.ALIVE] == ["2"]
+    assert [key for table, key in rows if table == ALIVE] == ["2"]
     driver.machine = Machine(driver.config, driver.now)
     journal_codec.load(
         driver.machine, [journal_codec.Row(*key, value) for key, value in rows.items()], 0.0, 0.0

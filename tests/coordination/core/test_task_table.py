@@ -5,8 +5,14 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordination.core.status import Code, Missing, Status
+from holdfast.coordination.core.events import EventLog
+from holdfast.coordination.core.status import Changes, Code, Missing, Status
 from holdfast.coordination.core.task_table import TaskState, TaskTable
+
+
+def table_of(count: int, changes: Changes | None = None) -> TaskTable:
+    changes = Changes() if changes is None else changes
+    return TaskTable(count, EventLog(1, Changes()), changes)
 
 
 @settings(deadline=None)
@@ -15,7 +21,8 @@ def test_counts_agree_with_the_states(moves: list[tuple[int, TaskState]]) -> Non
     """After any moves, the count of connected tasks and the set of lost ones are those of the
     states; each move is a newer version.
     """
-    table = TaskTable(4)
+    changes = Changes()
+    table = table_of(4, changes)
     for number, (task_id, state) in enumerate(moves):
         table.move(table.tasks[task_id], state, float(number))
         assert table.tasks[task_id].version == table.version == number + 1
@@ -34,12 +41,12 @@ def test_counts_agree_with_the_states(moves: list[tuple[int, TaskState]]) -> Non
             t.task_id for t in table.tasks if t.state in (TaskState.DISCONNECTED, TaskState.ERROR)
         } <= table.lost
     moved = {task_id for task_id, _ in moves}
-    assert table.dirty == moved == {task.task_id for task in table.changed_since(0)}
+    assert {key for _, key in changes} == moved == {task.task_id for task in table.changed_since(0)}
 
 
 def test_a_number_that_the_job_has_not() -> None:
     """It is no task, is not connected, and the error says which there are."""
-    table = TaskTable(2)
+    table = table_of(2)
     assert table.get(2) is None and table.get(-1) is None and not table.connected(2)
     assert table.no_such_task(2) == Status(
         Code.INVALID_ARGUMENT, "there is no process 2: the job has 2, 0 to 1"
@@ -48,7 +55,7 @@ def test_a_number_that_the_job_has_not() -> None:
 
 def test_an_agent_is_found_by_its_incarnation() -> None:
     """A newer agent takes the older one's place; 0 is none."""
-    table = TaskTable(2)
+    table = table_of(2)
     for incarnation in (5, 6, 0):
         table.set_agent(table.tasks[1], incarnation)
         assert table.by_agent == ({incarnation: 1} if incarnation else {})
@@ -56,7 +63,7 @@ def test_an_agent_is_found_by_its_incarnation() -> None:
 
 def test_owners_are_counted() -> None:
     """Each owner has as many tasks as it was given; one without tasks is forgotten."""
-    table = TaskTable(3)
+    table = table_of(3)
     for task_id, owner in ((0, "a"), (1, "a"), (0, "b"), (1, "b")):
         table.set_owner(table.tasks[task_id], owner)
     assert table.owned == {"": 1, "b": 2} and "a" not in table.owned
@@ -64,7 +71,7 @@ def test_owners_are_counted() -> None:
 
 def test_the_missing_are_described_in_order() -> None:
     """By number, with host, seconds of silence, and whether they are lost."""
-    table = TaskTable(3)
+    table = table_of(3)
     table.tasks[2].host = "h"
     table.tasks[2].last_seen = 4.0
     table.move(table.tasks[2], TaskState.ERROR, 4.0)

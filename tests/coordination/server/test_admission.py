@@ -101,7 +101,7 @@ def test_a_held_task_is_its_keys() -> None:
         and owners.may_call(-1, "yours") is None
         and owners.may_call(-1, "nobody's") is not None
     )
-    rows = journal_codec.drain(driver.machine, 0.0)
+    rows = [row for row in journal_codec.drain(driver.machine, 0.0) if row.value is not None]
     assert not any(
         key in (row.value or b"") for row in rows for key in (b"mine", b"yours")
     )  # a digest is enough

@@ -58,9 +58,7 @@ class MortalJournal:
 
     def write(self, machine: Machine) -> None:
         """Writes, unless the coordinator dies before that; or it dies after that."""
-        table = machine.task_table
-        parts = (table.dirty, machine.keys.dirty, machine.barriers.dirty, machine.liveness.added)
-        moment = self.moment if any(parts) else ""
+        moment = self.moment if machine.changes else ""
         if moment == MOMENTS[1] or self.moment == MOMENTS[0]:
             raise _KilledError
         if moment == FULL:
