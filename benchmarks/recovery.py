@@ -16,7 +16,7 @@ launchers take turns, --rounds times --kills kills each:
     local-host   the same, and the process that was killed comes back on an empty host
     stay         `holdfast run`, and the processes that did not die stay (run_restartable)
     stay-local   the same with a local tier
-    ray          `holdfast run --ray` on a Ray cluster of this machine
+    ray          `holdfast ray` on a Ray cluster of this machine
     jax-trainer  Ray Train's JaxTrainer on such a cluster, which calls jax.distributed.initialize
                  itself, and Orbax's manager
 
@@ -65,7 +65,7 @@ PARTS = ("known", "ended", "started", "joined", "restored", "compiled", "redone"
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 LAUNCHERS = {"run": "holdfast run", "local": "with a local tier", "local-host": "and its host lost"}
 LAUNCHERS |= {"stay": "survivors stay", "stay-local": "they stay, with a local tier"}
-LAUNCHERS |= {"ray": "holdfast run --ray", "jax-trainer": "JaxTrainer and Orbax"}
+LAUNCHERS |= {"ray": "holdfast ray", "jax-trainer": "JaxTrainer and Orbax"}
 _LOOK_S = 0.005
 _DIED = re.compile(r"process \d+ .*ended by signal 9")
 
@@ -472,7 +472,8 @@ def measure(
     launcher: str, arguments: argparse.Namespace, drawn: random.Random
 ) -> list[dict[str, float]]:
     """Runs the job under one launcher and returns its recoveries; `drawn` says who dies when."""
-    holdfast = [str(Path(sys.executable).parent / "holdfast"), "run"]
+    command_name = "ray" if launcher == "ray" else "run"
+    holdfast = [str(Path(sys.executable).parent / "holdfast"), command_name]
     holdfast += ["-n", str(arguments.processes), "--max-restarts", str(2 * arguments.kills)]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -511,7 +512,7 @@ def measure(
         else:
             address = stack.enter_context(ray_cluster(arguments.processes))
             environment["RAY_ADDRESS"] = address
-            command = [*holdfast, "--ray", address, "--", *worker, "--role", "worker"]
+            command = [*holdfast, "--address", address, "--", *worker, "--role", "worker"]
             if launcher == "jax-trainer":
                 command = [*worker, "--role", "jax-trainer"]
         began_s = time.monotonic()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import math
 import shlex
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -28,13 +31,15 @@ from rich.progress import (
 
 from holdfast.coordination import HoldfastError
 from holdfast.coordination.diagnosis.summary import counted
+from holdfast.coordination.limits import Limits
 
-from .interrupts import EXIT_INTERRUPTED
+from .interrupts import EXIT_INTERRUPTED, raise_at_interrupts
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.layouts.base import CheckpointReader
     from holdfast.checkpoint.storage.base import Storage
     from holdfast.checkpoint.storage.counting import CountingStorage
+    from holdfast.launch import RestartPolicy
 
 EXIT_DIFFERENT = 1  # `diff` has found differences
 EXIT_USAGE = 2  # the command line is wrong, as click has it
@@ -114,16 +119,44 @@ commit_grace_s_option = click.option(
     show_default=True,
     help="To end a save that a failure did not spoil.",
 )
-_GRACE_OPTIONS = (
-    grace_s_option,
-    commit_grace_s_option,
-    click.option(
-        "--preemption-grace-s",
-        type=SECONDS,
-        default=120.0,
-        show_default=True,
-        help="To save and leave after a notice.",
-    ),
+heartbeat_timeout_option = click.option(
+    "--heartbeat-timeout-s",
+    type=click.FloatRange(0.1),
+    default=60.0,
+    show_default=True,
+    help="Silence after which a host is lost.",
+)
+insecure_option = click.option(
+    "--insecure",
+    is_flag=True,
+    help="No token and certificates: whoever reaches the coordinator's port can disturb the job.",
+)
+# Of a job that a launcher starts: the parameters bear the names of the fields of its settings.
+num_processes_option = click.option(
+    "-n",
+    "--num-processes",
+    type=click.IntRange(1, Limits().tasks),
+    required=True,
+    help="How many processes.",
+)
+min_processes_option = click.option(
+    "--min-processes",
+    type=click.IntRange(1),
+    help="Go on with that many where there is no room for more.  [default: -n]",
+)
+job_id_option = click.option(
+    "--job-id", help="Of this job, the same in each run of it.  [default: a new one]"
+)
+orbax_option = click.option(
+    "--orbax",
+    is_flag=True,
+    help="COMMAND is python and a script, which gets holdfast where it imports orbax.checkpoint.",
+)
+json_at_end_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="At the end print how it ended as JSON on stdout; the processes' lines go to stderr.",
 )
 single_writer_option = click.option(
     "--single-writer",
@@ -137,11 +170,92 @@ def folder_argument(name: str) -> Callable[[_Command], _Command]:
     return click.argument(name, shell_complete=_complete("dir"))
 
 
-def grace_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that say how long processes have to end."""
-    for option in reversed(_GRACE_OPTIONS):
-        command = option(command)
-    return command
+def restart_options(
+    max_failures: int,
+    max_preemptions: int | None = None,
+    *,
+    preemptions: str = "Restarts after a preemption.  [default: as --max-restarts]",
+    startup: str = "For room for all processes; with --stall-timeout-s, to the first step.",
+) -> Callable[[_Command], _Command]:
+    """Adds the options that bear the names of the fields of RestartPolicy."""
+    options = (
+        click.option(
+            "--max-restarts",
+            "max_failures",
+            type=click.IntRange(0),
+            default=max_failures,
+            show_default=True,
+            help="Restarts after a death; progress refills them.",
+        ),
+        click.option(
+            "--max-preemptions",
+            type=click.IntRange(0),
+            default=max_preemptions,
+            show_default=max_preemptions is not None,
+            help=preemptions,
+        ),
+        grace_s_option,
+        commit_grace_s_option,
+        click.option(
+            "--preemption-grace-s",
+            type=SECONDS,
+            default=120.0,
+            show_default=True,
+            help="To save and leave after a notice.",
+        ),
+        stall_timeout_option,
+        straggler_steps_option,
+        click.option(
+            "--startup-timeout-s", type=SECONDS, default=600.0, show_default=True, help=startup
+        ),
+    )
+
+    def add(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def take_policy(options: dict[str, Any]) -> RestartPolicy:
+    """Takes the fields of RestartPolicy out of `options`."""
+    from holdfast.launch import RestartPolicy
+
+    names = [each.name for each in fields(RestartPolicy) if each.name in options]
+    chosen = {name: options.pop(name) for name in names}
+    if chosen["max_preemptions"] is None:
+        chosen["max_preemptions"] = chosen["max_failures"]
+    return RestartPolicy(**chosen)
+
+
+@contextlib.contextmanager
+def launching() -> Iterator[None]:
+    """Turns what a launcher raises into a usage error, or a sentence."""
+    importlib.import_module("holdfast.launch")  # interrupted there, it would be lost
+    raise_at_interrupts()
+    try:
+        yield
+    except (ValueError, ImportError) as error:
+        raise click.UsageError(str(error)) from error
+    except OSError as error:
+        raise failure_of(error) from error
+
+
+def with_orbax(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the command with the module in it that stands for Orbax.
+
+    The module comes after the interpreter and its options.
+    """
+    at = 1
+    while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c"):
+        at += 2 if command[at] in ("-X", "-W") else 1
+    if not Path(command[0]).name.startswith("python") or at >= len(command) or command[at] == "-c":
+        raise click.UsageError(
+            "--orbax: expected a command like `python train.py` or `python -m train`, found"
+            f" {' '.join(command)}"
+        )
+    return (*command[:at], "-m", "holdfast.compat.orbax", *command[at:])
 
 
 def refuse(idle: Mapping[str, str]) -> None:

@@ -30,6 +30,7 @@ _GROUPS = {
         "coordinator": "Serve the processes of one job.",
     },
     "Clusters": {
+        "ray": "Run a command as N processes of one job on a Ray cluster.",
         "slurm": "Run a command as the tasks of a Slurm allocation.",
         "kubernetes": "Write the manifest of a job for kubectl.",
         "task": "Run a command as one process of a job of srun or mpirun.",
@@ -38,7 +39,7 @@ _GROUPS = {
 _COMMANDS = {name for commands in _GROUPS.values() for name in commands}
 
 # They import for a second longer, and mind interrupts after that.
-_IMPORTING = ("run", "slurm")
+_IMPORTING = ("run", "ray", "slurm")
 
 
 class _Lazy(click.Group):

@@ -40,7 +40,7 @@ _COMMENT = re.compile(r"\s+# .*$", re.MULTILINE)
 NOT_HERE = {
     r"^make ": "this is `make test`; tests/system/test_main_job.py runs the demo",
     r"^pip ": "tests/test_tutorials.py installs a wheel in an empty environment",
-    r"^(export|mpirun) |^holdfast (kubernetes|coordinator) |--ray ": "needs a cluster",
+    r"^(export|mpirun) |^holdfast (kubernetes|coordinator|ray) ": "needs a cluster",
     r"HOST:PORT|DIR|PID| \.\.\. ": "has a placeholder",
     r"^holdfast (status|web)|--web |hang\.py|max-restarts": (
         "needs a job that runs, dies or hangs: tests/test_tutorials.py, tests/cli, tests/system"

@@ -18,10 +18,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from holdfast.cli import run as run_module
+from holdfast.cli import slurm as slurm_module
 from holdfast.cli.common import refuse
 from holdfast.cli.entry import main
-from holdfast.cli.run import RunOptions, run
-from holdfast.cli.slurm import slurm, without_effect
+from holdfast.cli.ray import ray
+from holdfast.cli.run import run
+from holdfast.cli.slurm import slurm
 from holdfast.coordination import StatusClient
 from holdfast.coordination.diagnosis.summary import GOODPUT_PARTS
 from tests.support.paths import program
@@ -180,104 +183,53 @@ def _running(token: str) -> bool:
     return False
 
 
-HERE = "run -n 1"
-RAY = "run -n 1 --ray 127.0.0.1:1"
-SLURM = "slurm"
-# Each option, a value for it, and where it does nothing, with a part of the sentence that says so.
-# `task` is how mpirun and Kubernetes start a process; `kubernetes` writes a manifest.
-OPTIONS: dict[str, tuple[str, dict[str, str]]] = {
-    "--num-processes": ("1", {SLURM: "the allocation says how many"}),
-    "--max-restarts": ("1", {}),
-    "--max-preemptions": ("1", {}),
-    "--min-processes": ("1", {HERE: "add --capacity-file", SLURM: "an allocation keeps its size"}),
-    "--capacity-file": (
-        "room",
-        {RAY: "is for jobs of this machine", SLURM: "an allocation keeps its size"},
-    ),
-    "--heartbeat-timeout-s": ("9", {}),
-    "--log-dir": (
-        "logs",
-        {RAY: "redirect the output", SLURM: "the output of the batch script has the lines"},
-    ),
-    "--standby": (
-        "",
-        {HERE: "add --max-restarts", RAY: "has no standbys", SLURM: "none waits as a standby"},
-    ),
-    "--no-standby": ("", {RAY: "has no standbys", SLURM: "there are none"}),
-    "--preload": (
-        "flax",
-        {HERE: "add --max-restarts", RAY: "has no standbys", SLURM: "none waits as a standby"},
-    ),
-    "--grace-s": ("1", {}),
-    "--commit-grace-s": ("1", {}),
-    "--preemption-grace-s": ("1", {}),
-    "--stall-timeout-s": ("9", {}),
-    "--straggler-steps": ("9", {}),
-    "--job-id": ("j", {SLURM: "the job's id is Slurm's"}),
-    "--view": ("", {SLURM: "a batch script has no terminal"}),
-    "--no-view": ("", {SLURM: "there is none"}),
-    "--ray": ("127.0.0.1:1", {SLURM: "another engine"}),
-    "--resource": ("CPU=1", {HERE: "is for jobs on a Ray cluster", SLURM: "the allocation says"}),
-    "--slices": ("1", {HERE: "is for jobs on a Ray cluster", SLURM: "on a Ray cluster"}),
-    "--startup-timeout-s": ("9", {HERE: "add --stall-timeout-s", SLURM: "add --stall-timeout-s"}),
-    "--insecure": ("", {HERE: "is for jobs on a Ray cluster"}),
-    "--web": ("", {RAY: "use `holdfast web ADDRESS`", SLURM: "use `holdfast web ADDRESS`"}),
-    "--web-port": ("0", {HERE: "add --web", RAY: "add --web", SLURM: "use `holdfast web"}),
-    "--json": ("", {SLURM: "how the job ended is in the exit code"}),
-    "--metrics-port": ("0", {RAY: "is for jobs of this machine", SLURM: "of one machine"}),
-    "--metrics-host": (
-        "127.0.0.1",
-        {HERE: "add --metrics-port", RAY: "add --metrics-port", SLURM: "of one machine"},
-    ),
-    "--orbax": ("", {SLURM: "give the command itself"}),
-    "--requeue": ("", {}),
-    "--no-requeue": ("", {}),
-    "--coordinator-host": ("here", {}),
+# What does nothing alone: each option, a value for it, and a part of the sentence that says so.
+ALONE = {
+    "run -n 1": {
+        "--min-processes 1": "add --capacity-file",
+        "--standby": "add --max-restarts",
+        "--preload flax": "add --max-restarts",
+        "--startup-timeout-s 9": "add --stall-timeout-s",
+        "--web-port 0": "add --web",
+        "--metrics-host 127.0.0.1": "add --metrics-port",
+    },
+    "ray -n 1": {},
+    "slurm": {"--startup-timeout-s 9": "add --stall-timeout-s"},
 }
+VALUES = {"command": ["true"], "address": ["a"], "preload": ["flax"], "resources": ["CPU=1"]}
+COMMANDS = {"run": run, "ray": ray, "slurm": slurm}
 
 
-def options_of(command: click.Command) -> set[str]:
-    return {
-        option
-        for each in command.params
-        if isinstance(each, click.Option)
-        for option in (*each.opts, *each.secondary_opts)
-    }
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("engine", [HERE, RAY, SLURM])
-def test_an_option_that_does_nothing_is_refused(engine: str, option: str) -> None:
-    """Each option on each engine: it is refused, with what it is for, or it has an effect."""
-    command = slurm if engine == SLURM else run
-    typed = engine.split()[1:]
-    if option not in options_of(command) or option in typed:
-        return
-    value, refusals = OPTIONS[option]
-    typed += [option, value] if value else [option]
-    said = refusal(command, [*typed, "--", "true"])
-    if engine in refusals:
-        assert option in said and refusals[engine] in said, said
-    else:
-        assert said == ""
+@pytest.mark.parametrize("line", ALONE)
+def test_an_option_that_does_nothing_is_refused(line: str) -> None:
+    """Each option of each launcher is either of use alone, or says what is missing beside it."""
+    name, *needed = line.split()
+    command = COMMANDS[name]
+    refusals = ALONE[line]
+    for each in command.params:
+        if not isinstance(each, click.Option) or each.hidden or each.required:
+            continue
+        for option in (*each.opts, *each.secondary_opts):
+            value = [] if each.is_flag else VALUES.get(each.name or "", ["9"])
+            if option == "--web-port":
+                value = ["0"]
+            typed = " ".join([option, *value])
+            said = refusal(command, [*needed, option, *value, "--", "true"])
+            expected = [text for known, text in refusals.items() if known.split()[0] == option]
+            assert bool(said) is bool(expected), (typed, said)
+            assert all(option in said and text in said for text in expected), said
 
 
 def refusal(command: click.Command, typed: list[str]) -> str:
     """Returns why a command line is refused, "" where it is not."""
+    idle = {run: run_module.without_effect, slurm: slurm_module.without_effect}
     try:
         with command.make_context(command.name, typed) as context:
-            if command is run:
-                refuse(RunOptions(**context.params).without_effect())
-            else:
-                refuse(without_effect(context.params["stall_timeout_s"]))
+            if command in idle:
+                refuse(idle[command](context.params))
     except click.UsageError as error:
         return error.message
     return ""
-
-
-def test_each_option_is_in_the_table() -> None:
-    """Those of `run` and of `slurm`."""
-    assert options_of(run) | options_of(slurm) == {*OPTIONS, "-n"}
 
 
 @pytest.mark.parametrize(
@@ -288,7 +240,8 @@ def test_each_option_is_in_the_table() -> None:
         ("task --coordinator h:1 --host h", "is for a coordinator that process 0 starts"),
         ("task --coordinator h:1 --rendezvous f", "is for a coordinator that process 0 starts"),
         ("task --coordinator h:1 --insecure", "is for a coordinator that process 0 starts"),
-        ("slurm -n 4", "not of this: the allocation says how many"),
+        ("slurm -n 4", "o such option"),
+        ("run --ray auto -n 1", "use `holdfast ray`"),
     ],
 )
 def test_an_option_that_does_nothing_beside_another_is_refused(command: str, sentence: str) -> None:
@@ -318,15 +271,6 @@ def test_a_mistyped_option_is_no_command(command: str) -> None:
     assert refused.exit_code == 2
     said = " ".join(refused.output.split())
     assert "o such option" in said and mistyped in said and "--lr" not in said, said
-
-
-def test_slurm_has_the_options_of_run() -> None:
-    """Or it refuses them, and says why."""
-    options = {
-        name: {text for each in command.params for text in (*each.opts, *each.secondary_opts)}
-        for name, command in (("run", run), ("slurm", slurm))
-    }
-    assert options["run"] <= options["slurm"]
 
 
 def test_what_the_system_refuses_is_no_usage(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -93,14 +92,3 @@ def test_of_several_jobs_none_is_taken() -> None:
     assert ended.returncode == 2
     assert "2 jobs of this user run on this machine: give the address of one" in ended.stderr
     assert "one" in ended.stdout and "two" in ended.stdout
-
-
-def test_ray_has_no_page_of_its_own() -> None:
-    """It is said how to get one."""
-    ended = subprocess.run(
-        [*HOLDFAST, "run", "--ray", "auto", "--web", "-n", "1", "--", sys.executable],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 2 and "use `holdfast web ADDRESS`" in ended.stderr

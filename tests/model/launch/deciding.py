@@ -22,7 +22,7 @@ from holdfast.launch.supervisor.job import (
     Stop,
 )
 
-from .reading import CLOSE_S, GOES, LEFT, Broken, actions, is_own
+from .reading import CLOSE_S, GOES, LEFT, Broken, actions, is_late, is_own
 from .trace import Step, Trace
 
 GOING = (State.RUNNING, State.REJOINING, State.SCHEDULING)
@@ -54,10 +54,7 @@ def growing_waits(trace: Trace) -> Broken:
 def earlier_attempts_are_over(trace: Trace) -> Broken:
     """An event of an earlier attempt changes nothing."""
     for step in trace.steps:
-        attempt = getattr(step.event, "attempt", step.before.attempt)
-        if attempt != step.before.attempt and (
-            step.decision.job is not step.before or step.decision.actions
-        ):
+        if is_late(step) and (step.decision.job is not step.before or step.decision.actions):
             yield f"minds an earlier attempt: {step}"
 
 

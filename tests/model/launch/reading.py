@@ -30,8 +30,15 @@ def is_failure(step: Step) -> bool:
 
 def is_own(step: Step) -> bool:
     """Whether the event is no late one of an attempt before, and the job takes events."""
+    return not is_late(step) and not step.before.final
+
+
+def is_late(step: Step) -> bool:
+    """Whether the event is of an attempt before, or the end of a life before."""
+    if isinstance(step.event, Exited):
+        return step.event.life != step.before.lives.get(step.event.process)
     attempt = getattr(step.event, "attempt", step.before.attempt)
-    return attempt == step.before.attempt and not step.before.final
+    return bool(attempt != step.before.attempt)
 
 
 def actions(step: Step, *kinds: type) -> list[Any]:

@@ -277,7 +277,7 @@ def test_the_example_runs_unchanged(fleet: Fleet, tmp_path: Path) -> None:
 
 
 def test_the_command_line_runs_on_a_cluster(fleet: Fleet, tmp_path: Path) -> None:
-    """`holdfast run --ray`: the output of every process with its prefix, and the exit code of the
+    """`holdfast ray`: the output of every process with its prefix, and the exit code of the
     first that fails.
     """
     script = (
@@ -287,8 +287,8 @@ def test_the_command_line_runs_on_a_cluster(fleet: Fleet, tmp_path: Path) -> Non
     for code in (0, 3):
         command = [
             Path(sys.executable).parent / "holdfast",
-            "run",
-            "--ray",
+            "ray",
+            "--address",
             fleet.address,
             "-n",
             "4",

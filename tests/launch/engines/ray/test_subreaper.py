@@ -45,7 +45,7 @@ def test_how_a_process_ended_is_known(fleet: Fleet) -> None:
     """With an exit code, by a signal, and well: none of them is taken for another."""
     for code, expected in ((3, 3), (-9, 137), (0, 0)):
         holdfast = Path(sys.executable).parent / "holdfast"
-        command = [holdfast, "run", "--ray", fleet.address, "-n", "2", "--max-restarts", "0"]
+        command = [holdfast, "ray", "--address", fleet.address, "-n", "2", "--max-restarts", "0"]
         done = subprocess.run(
             [*command, "--", sys.executable, "-c", ENDS, str(code)],
             capture_output=True,
