@@ -185,8 +185,9 @@ class Machine:
             )
             self._fail_call(call, Code.ABORTED, sentence)
         else:
-            # Beside a Session an agent's heartbeat is no sign of life: the Session's are.
-            if not task.session:
+            # A Session is silent while a call of C holds the interpreter, and the agent's threads
+            # go on. One whose stream is gone is another matter: its client has given up.
+            if not task.session or task.attached:
                 task.heard(now)
             self.completions.succeed(call, self.config.incarnation)
 

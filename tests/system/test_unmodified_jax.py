@@ -51,3 +51,16 @@ def test_others_go_on_when_process_0_is_killed() -> None:
             "it can never be passed: process 0 (silent for" in each.output
             and "went on" in each.output
         )
+
+
+HELD_INTERPRETER = program("held_interpreter")
+
+
+@pytest.mark.slow
+def test_the_agent_speaks_for_a_process_whose_interpreter_is_held() -> None:
+    """A call of C that holds Python's lock for three heartbeat timeouts: the process is not lost,
+    since jaxlib's agent in it goes on beating.
+    """
+    timeouts = ServiceTimeouts(heartbeat_s=3)
+    with CoordinationService.spawn(1, timeouts=timeouts, recoverable=True) as service:
+        run_processes(HELD_INTERPRETER, 1, arguments=[service.address], env=BIND)

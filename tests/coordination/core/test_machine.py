@@ -181,6 +181,26 @@ def test_a_heartbeat_is_answered_with_its_tasks_state() -> None:
     assert (beat(0, 10), beat(0, 99)) == (Code.OK, Code.ABORTED)
 
 
+def test_an_agents_heartbeat_speaks_for_its_process() -> None:
+    """While the stream of the Session beside it is open: the process may hold the interpreter in a
+    call of C. Without a stream it speaks for nobody: the client has closed, or given up.
+    """
+    driver = Driver(2, recoverable=True)
+    tasks = driver.machine.task_table.tasks
+    driver.register(0, 50)
+
+    def beat_for(seconds: int) -> None:
+        for _ in range(seconds):
+            driver.make(lambda call: driver.machine.heartbeat(call, 0, 50, driver.now))
+            driver.wait(1, beating=(1,))
+
+    beat_for(30)
+    assert tasks[0].state is TaskState.CONNECTED
+    driver.machine.detach(0)
+    beat_for(30)
+    assert tasks[0].state is TaskState.ERROR
+
+
 def test_a_call_names_its_task_by_its_incarnation() -> None:
     """A number that the job has not is INVALID_ARGUMENT; an incarnation that nobody has is a former
     life.
