@@ -293,7 +293,7 @@ class StepRestorer:
             )
             for item, like in wanted.items()
         }
-        restored = self._tier.restore(storage, restores, lambda: agreement.is_decided)
+        restored = self._tier.restore(storage, restores)
         options.check_choice()
         return restored
 

@@ -165,11 +165,6 @@ class RestoreAgreement:
             return None, self._end(error)
         return value, self._end(None)
 
-    @property
-    def is_decided(self) -> bool:
-        """Whether the processes have agreed on an error already."""
-        return self._verdict is not None
-
     def before_reading(self, need: MemoryNeed) -> None:
         """Raises NotEnoughMemory, on every process, if the hosts of some have no room for an item,
         and the error of one that has failed.

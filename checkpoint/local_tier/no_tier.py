@@ -56,7 +56,7 @@ class NoTier:
         """Raises StepNotFound."""
         self.head(key.step)
 
-    def restore(self, storage: Any, restores: Any, is_decided: Any) -> NoReturn:
+    def restore(self, storage: Any, restores: Any) -> NoReturn:
         """Raises AssertionError: this tier opens no step."""
         raise AssertionError("no local tier has opened a step")
 

@@ -95,22 +95,14 @@ class PeerStorage:
             ranks = [rank for rank in self._holders[int(head)] if rank not in damaged]
             return sorted(ranks, key=lambda rank: rank in self._silent)
 
-    def distrust(self, name: str) -> None:
+    def distrust(self, name: str) -> bool:
         """Passes over the copy of a file that this thread has read last: see HasCopies."""
         rank = self._last.of_file.get(name)
-        if rank is not None:
-            with self._lock:
-                self._damaged.setdefault(name, set()).add(rank)
-
-    def has_another(self, path: str) -> bool:
-        """Says whether a copy of a file is left that is not known to be damaged.
-
-        `path` is the file's, as errors show it.
-        """
-        name = path.removeprefix(f"{self.root}/")
+        if rank is None:
+            return False
         with self._lock:
-            is_damaged = name in self._damaged
-        return is_damaged and bool(self._sources(name))
+            self._damaged.setdefault(name, set()).add(rank)
+        return bool(self._sources(name))
 
     def size(self, name: str) -> int:
         """Raises OSError: nobody asks for the size of a file whose record is known."""

@@ -24,7 +24,6 @@ from ..agreement.exchange import ask_primary
 from ..agreement.save_protocol import BranchStart, SaveKey, SaveResult
 from ..errors import (
     CheckpointError,
-    Corrupt,
     SaveCancelled,
     StepNotFound,
     failure_of,
@@ -267,16 +266,10 @@ class LocalTier:
         self,
         storage: PeerStorage,
         restores: Mapping[str, Callable[[], T]],
-        is_decided: Callable[[], bool],
     ) -> dict[str, T]:
-        """Returns by item what its call in `restores` returns, which reads from `storage`: where a
-        copy is damaged, from the next, unless it `is_decided` by then how the restore ends.
-        """
+        """Returns by item what its call in `restores` returns, which reads from `storage`."""
         with contextlib.closing(storage):
-            values = {
-                item: _from_any_copy(storage, restore, is_decided)
-                for item, restore in restores.items()
-            }
+            values = {item: restore() for item, restore in restores.items()}
         self._count(restores=1)
         return values
 
@@ -324,19 +317,3 @@ class LocalTier:
             self._scheduler.close()
         self._meeting.close()
         self._place.folders.close()
-
-
-def _from_any_copy(
-    storage: PeerStorage, restore: Callable[[], T], is_decided: Callable[[], bool]
-) -> T:
-    """Returns one item. Only this one is read again: those before it had their collectives, which
-    no process may enter alone.
-    """
-    while True:
-        try:
-            return restore()
-        except Corrupt as error:
-            # What all have agreed on is not the damage of a copy that was read here.
-            if is_decided() or not storage.has_another(error.file):
-                raise
-            _log.warning("another copy is read instead: %s", error)

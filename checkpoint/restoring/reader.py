@@ -6,7 +6,9 @@ the bytes up to the nearest ends of prefixes that have a checksum (see pack_head
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +32,7 @@ from ..storage.sure_read import read_surely
 from ..storage.threads import run_side_by_side
 from .devices import Region, overlap, slices_in
 
+_log = logging.getLogger(__name__)
 RANGE_BYTES = 16 << 20  # one read of small chunks, with what lies between them
 GAP_BYTES = 64 << 10  # read over rather than asking twice
 STEP_BYTES = 4 * PREFIX_BYTES  # of a large chunk, read and checksummed in turn: in a core's cache
@@ -186,7 +189,22 @@ class ItemReader:
 
     def _read(self, work: RangeRead) -> None:
         """Reads a range, on any thread."""
-        work.read()
+        self._whole(self._item.files[work.file], work.read)
+
+    def _whole(self, file: FileReport, read: Callable[[], T]) -> T:
+        """Returns what `read` brings of a file; where that is damaged, from the next source."""
+        while True:
+            try:
+                return read()
+            except Corrupt as error:
+                if not self._distrust(file):
+                    raise
+                _log.warning("another copy is read instead: %s", error)
+
+    def _distrust(self, file: FileReport) -> bool:
+        """Says whether a file, whose bytes this thread has found damaged, has another source."""
+        storage = self._storage
+        return isinstance(storage, HasCopies) and storage.distrust(join(self._step_dir, file.name))
 
     def _allocate(self, read: ReadRequest, allocate: Allocate) -> np.ndarray[Any, Any]:
         try:
@@ -330,7 +348,7 @@ class ItemReader:
         if not 10 <= file.head <= HEADER_LIMIT_BYTES:
             text = f"a header of {file.head} bytes is not one that holdfast writes"
             raise self._hostile(file, text)
-        data = self.read_checked(file, file.head)
+        data = self._whole(file, lambda: self.read_checked(file, file.head))
         if int.from_bytes(data[:8], "little") != file.head - 8:
             raise self._hostile(file, "the header's length is not what the record says")
         return parse_header(data, file.size, self._path(file))
@@ -365,6 +383,11 @@ class ItemReader:
 
         Raises Corrupt after the last piece where the checksum does not fit.
         """
+        if isinstance(self._storage, HasCopies):  # which is whole is known before any is given
+            self._whole(file, lambda: collections.deque(self._pieces(file), maxlen=0))
+        yield from self._pieces(file)
+
+    def _pieces(self, file: FileReport) -> Iterator[memoryview]:
         crc = 0
         memory = memoryview(bytearray(min(self.step_bytes, file.size)))
         for start in range(0, file.size, self.step_bytes):
@@ -400,7 +423,7 @@ class ItemReader:
         if file.size > HEADER_LIMIT_BYTES:
             text = f"a file of {file.size} bytes is not read whole, at most 100,000,000 are"
             raise self._hostile(file, text)
-        return self.read_checked(file, file.size)
+        return self._whole(file, lambda: self.read_checked(file, file.size))
 
     def read_range(
         self, file: FileReport, offset: int, buffers: Sequence[memoryview], leaf: str = ""
@@ -457,9 +480,6 @@ class ItemReader:
         return join(self._storage.root, self._step_dir, file.name)
 
     def _corrupt(self, file: FileReport, text: str, leaf: str = "") -> Corrupt:
-        """Returns the error of a file whose bytes this thread has read."""
-        if isinstance(self._storage, HasCopies):
-            self._storage.distrust(join(self._step_dir, file.name))
         path = self._path(file)
         return Corrupt(f"{path}: {text}", path=path, file=path, leaf=leaf)
 

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import Corrupt
 from ..format.item_report import FileReport
 from ..format.record import ItemRecord
 from ..memory.budget import USE, HeldBytes
@@ -186,7 +185,11 @@ class _Asking(threading.local):
         try:
             yield
         finally:
-            self.is_allowed = False
+            self.end()
+
+    def end(self) -> None:
+        """Has the thread ask peers no more."""
+        self.is_allowed = False
 
 
 class SharedReader(ItemReader):
@@ -323,15 +326,16 @@ class SharedReader(ItemReader):
     # --- for this process
 
     def _read(self, work: RangeRead) -> None:
-        try:
-            with self._asking.allowed():
-                work.read()
-        except Corrupt as error:
-            if not self._asking.givers:
-                raise
-            _log.warning("what another process has passed on is read from the store: %s", error)
-            work.read()
-            self._note_damaged()  # by a peer: the store has it whole
+        with self._asking.allowed():
+            super()._read(work)
+
+    def _distrust(self, file: FileReport) -> bool:
+        """Has this thread read from the store what a peer has sent damaged."""
+        if not (self._asking.is_allowed and self._asking.givers):
+            return False
+        self._note_damaged()
+        self._asking.end()
+        return True
 
     def _note_damaged(self) -> None:
         """Takes notice that those who gave this thread bytes gave it damaged ones."""

@@ -141,9 +141,9 @@ class KeepsFilesOpen(Protocol):
 class HasCopies(Protocol):
     """What a store can do besides, if it reads a file from one of several copies."""
 
-    def distrust(self, name: str) -> None:
+    def distrust(self, name: str) -> bool:
         """Reads a file no more from the copy that this thread has read it from last: its bytes are
-        not what was written.
+        not what was written. Says whether another copy is left.
         """
 
 

@@ -11,7 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
+from holdfast.checkpoint import Corrupt
+from holdfast.checkpoint.format.item_report import FileReport
+from holdfast.checkpoint.format.record import ItemRecord
 from holdfast.checkpoint.local_tier.peer_storage import PeerStorage
 from holdfast.checkpoint.peers import part_server
 from holdfast.checkpoint.peers.part_server import (
@@ -25,6 +29,7 @@ from holdfast.checkpoint.peers.part_server import (
     receive_bytes,
 )
 from holdfast.checkpoint.peers.peer_connection import PeerConnection, PeerFailed, Peers
+from holdfast.checkpoint.restoring.reader import ItemReader
 from holdfast.checkpoint.storage.local import LocalStorage
 from tests.checkpoint.peers.test_part_server import BYTES, FILE, KEY, SECRET, make_part
 
@@ -167,15 +172,28 @@ def test_a_copy_that_is_gone_is_passed_over(hosts: list[PartServer], tmp_path: P
 def test_a_damaged_copy_is_passed_over_when_told(hosts: list[PartServer], tmp_path: Path) -> None:
     """Each copy once; then there is none, and reading says so. Other files' copies stay."""
     with _storage(hosts, tmp_path) as storage:
-        path = f"{storage.root}/{FILE}"
-        assert not storage.has_another(path), "it was never read"
+        assert not storage.distrust(FILE), "it was never read"
         for rank in range(3):
             (tmp_path / str(rank) / FILE).write_bytes(bytes([rank]) * len(BYTES))
             assert _read(storage) == bytes([rank]) * 10
-            storage.distrust(FILE)
-            assert storage.has_another(path) == (rank < 2)
+            assert storage.distrust(FILE) == (rank < 2)
         with pytest.raises(FileNotFoundError, match="no host that is there has a copy"):
             _read(storage)
+
+
+def test_a_file_comes_whole_from_the_copy_that_is(hosts: list[PartServer], tmp_path: Path) -> None:
+    """No byte of a damaged copy of a file is passed on; where all are damaged, it is Corrupt."""
+    for rank in range(2):
+        (tmp_path / str(rank) / FILE).write_bytes(bytes(len(BYTES)))
+    file = FileReport(FILE.removeprefix(f"{KEY.folder}/"), len(BYTES), 0, crc32c(BYTES))
+    item = ItemRecord("state", "files", (file,))
+    with _storage(hosts, tmp_path) as storage:
+        reader = ItemReader(storage, KEY.folder, item)
+        assert b"".join(map(bytes, reader.pieces(file))) == BYTES
+        assert reader.read_whole(file) == BYTES
+        (tmp_path / "2" / FILE).write_bytes(bytes(len(BYTES)))
+        with pytest.raises(Corrupt):
+            next(reader.pieces(file))
 
 
 def test_each_reader_blames_the_copy_that_it_has_read(
@@ -191,7 +209,7 @@ def test_each_reader_blames_the_copy_that_it_has_read(
         data = _read(storage)
         has_read.set()
         assert may_blame.wait(20)
-        storage.distrust(FILE)
+        assert storage.distrust(FILE)
         return data
 
     with ThreadPoolExecutor(1) as pool, _storage(hosts[:2], tmp_path) as storage:
@@ -202,7 +220,6 @@ def test_each_reader_blames_the_copy_that_it_has_read(
         may_blame.set()
         assert first.result(20) == bytes(10)
         damaged.write_bytes(bytes(len(BYTES)))
-        assert storage.has_another(f"{storage.root}/{FILE}")
         assert _read(storage) == BYTES[:10]
 
 
