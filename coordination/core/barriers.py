@@ -137,7 +137,7 @@ class Barrier:
         self.unwritten = []
         self.participants = frozenset()
 
-    def part(self, number: int) -> str:
+    def row_key(self, number: int) -> str:
         """Returns the key of one row of arrivals in the journal."""
         return f"{self.first}/{number}/{self.name}"
 
@@ -446,7 +446,7 @@ class Barriers:
         self.finished[barrier.name] = barrier
         self._changes.mark(BARRIER, barrier.name)
         for number in range(barrier.parts):
-            self._changes.mark(ARRIVED, barrier.part(number))
+            self._changes.mark(ARRIVED, barrier.row_key(number))
         while len(self.finished) > self._limits.barriers_kept:
             self._changes.mark(BARRIER, self.finished.popitem(last=False)[0])
 

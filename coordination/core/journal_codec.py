@@ -196,7 +196,7 @@ def _barrier_rows(name: str, machine: Machine, wall_offset_s: float) -> list[Row
             life, at = barrier.arrived[task_id]
             arrived.append((task_id, life, at + wall_offset_s))
         part = {"name": name, "arrived": arrived}
-        rows.append(Row(ARRIVED, barrier.part(barrier.parts), _json(part)))
+        rows.append(Row(ARRIVED, barrier.row_key(barrier.parts), _json(part)))
     barrier.note_written()
     return rows
 
