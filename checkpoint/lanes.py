@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 from holdfast.coordination import HoldfastError
 
@@ -21,36 +21,126 @@ from .steps.lineage import Position
 from .steps.opening import claim_root
 
 
-class SaveLane(Protocol):
+class Lane(ABC):
     """One way to save steps. In a group every process asks its lanes in the same order.
 
-    Methods are for the manager's thread; saves run on a thread of the lane.
+    Methods are for the manager's thread; saves run on the thread of `saver`.
     """
 
+    def __init__(
+        self,
+        catalog: StepCatalog,
+        runner: StepSaver | LocalTier,
+        saver: AsyncSaver,
+        scheduler: SaveScheduler,
+    ) -> None:
+        self._catalog = catalog
+        self._state = catalog.state
+        self._group = catalog.root.group
+        self._runner = runner
+        self._saver = saver
+        self._scheduler = scheduler
+        self._stager = SaveStager(runner.root, runner.history)
+        self._counter = 0
+
+    @abstractmethod
     def wants(self, step: int) -> bool:
         """Says whether the lane is to save a step, alike on every process. It may propose a step to
         them all.
         """
 
+    @abstractmethod
+    def _place_of(self, order: SaveOrder) -> Position:
+        """Returns where the step of an order stands. Raises StepExists, StepOutOfOrder."""
+
     def started(self, step: int) -> None:
         """Notes that this lane, or one that is asked before it, saves a step."""
+        self._scheduler.started(step)
 
     def save(self, order: SaveOrder) -> SaveHandle:
-        """Starts a save; returns when the caller may donate or overwrite its arrays."""
+        """Starts a save; returns when the caller may donate or overwrite its arrays.
+
+        Raises what is wrong with it, and after that an earlier save's error.
+        """
+        called_s = time.perf_counter()
+        save = self._next_save(order)
+        earlier: HoldfastError | None = None
+        try:
+            with self._saver.preparing(save, self._group):
+                self._saver.join_before(order, save.waits)
+                is_last = self._scheduler.is_preempted
+                earlier = self._take_error()
+                step = check_step(order.step)
+                place = self._place_of(order)
+                # Before what may fail on one process alone: all know the same.
+                self._state.order.begun(place)
+                save.stand(place, may_miss=not is_last)
+                leaving = self._scheduler.leaving(step, save.timeout_s)
+                self._stager.stage(save, order, leaving)
+        except BaseException as error:
+            if earlier is not None:
+                error.add_note(f"besides, an earlier save failed: {earlier}")
+            # The other processes have begun this save, and their schedulers know it.
+            if self._group.count > 1:
+                self.started(order.step)
+            raise
+        self.started(step)
+        handle = self._saver.begin(save)
+        handle.on_commit(lambda _: self._committed(save, is_last=is_last))
+        # The machine of a process that leaves is taken: it reports its part before all else.
+        if self._group.index in leaving and not save.own_bytes:
+            self._saver.join()
+        waited_s = save.waits.seconds
+        blocked_s = max(0.0, time.perf_counter() - called_s - waited_s)
+        self._count(step, blocked_s, waited_s)
+        # Only now: every process begins the same saves, whenever it hears of a failure.
+        if earlier is not None:
+            earlier.add_note(f"the save of step {step} was begun nevertheless")
+            raise earlier
+        return handle
+
+    def _next_save(self, order: SaveOrder) -> OneSave:
+        # Before all that can fail: the next save has the same number on all processes.
+        self._counter += 1
+        step = check_step(order.step) if is_step(order.step) else 0
+        return self._runner.new_save(self._counter, step)
+
+    def _committed(self, save: OneSave, *, is_last: bool) -> None:
+        """Notes that a step is there. On the saving thread."""
+        self._scheduler.note_saved(time.monotonic() - save.began)
+        if is_last:
+            self._scheduler.note_last_committed()
+
+    def _count(self, step: int, blocked_s: float, waited_s: float) -> None:
+        """Counts the time of a call of `save`, in which it waited for the program's own arrays."""
+        self._scheduler.note_blocked(blocked_s)
+
+    def _take_error(self, *, missed: bool = False) -> HoldfastError | None:
+        return self._saver.take_error(missed=missed)
 
     def raise_error(self, *, missed: bool = False) -> None:
         """Raises the error of the last save, once; that of a miss with `missed` alone. Does not
         block.
         """
+        error = self._take_error(missed=missed)
+        if error is not None:
+            raise error
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Waits for the save in flight. Raises TimeoutError after `timeout_s`."""
+        """Waits for the save in flight, without `timeout_s` for its own time. Raises TimeoutError
+        after `timeout_s`.
+        """
+        self._saver.join(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Ends what the lane runs; may wait for the save in flight, at most for `timeout_s`."""
+        """Lets the saving thread end after the save in flight; may wait for it, at most for
+        `timeout_s`.
+        """
+        self._saver.close()
+        self._scheduler.close()
 
 
-class DurableLane:
+class DurableLane(Lane):
     """Saves steps into the store. Where `policy_decides` is false it saves all that it is asked."""
 
     def __init__(
@@ -61,17 +151,10 @@ class DurableLane:
         policy_decides: bool,
         has_claim: bool,
     ) -> None:
-        root = catalog.root
-        self._catalog = catalog
-        self._root = root
-        self._state = catalog.state
-        self._scheduler = scheduler
+        runner = StepSaver(catalog.root, catalog.state)
+        super().__init__(catalog, runner, AsyncSaver(runner), scheduler)
         self._policy_decides = policy_decides
         self._has_claim = has_claim
-        self._stager = SaveStager(root, self._state.history)
-        self._step_saver = StepSaver(root, self._state)
-        self._saver = AsyncSaver(self._step_saver)
-        self._counter = 0
 
     def wants(self, step: int) -> bool:
         """Says whether a step is due. Without a policy one that is no step is too, to fail."""
@@ -85,96 +168,38 @@ class DurableLane:
                 self._saver.join()
         return bool(self._scheduler.reason(step, busy=self._saver.busy()))
 
-    def started(self, step: int) -> None:
-        """Notes that a step is being saved."""
-        self._scheduler.started(step)
-
-    def save(self, order: SaveOrder) -> SaveHandle:
-        """Starts a save. Raises what is wrong with it, and after that an earlier save's error."""
-        called_s = time.perf_counter()
-        group = self._root.group
-        save = self._next_save(order)
+    def _next_save(self, order: SaveOrder) -> OneSave:
+        save = super()._next_save(order)
         if not self._has_claim:
-            claim_root(self._root)
+            claim_root(self._catalog.root)
             self._has_claim = True
-        earlier: HoldfastError | None = None
-        try:
-            with self._saver.preparing(save, group):
-                self._saver.join_before(order, save.waits)
-                is_last = self._scheduler.is_preempted
-                earlier = self._saver.take_error()
-                step = check_step(order.step)
-                place = self._catalog.place_of(step, overwrite=order.overwrite)
-                # Before what may fail on one process alone: all know the same.
-                self._state.order.begun(place)
-                save.stand(place, may_miss=not is_last)
-                leaving = self._scheduler.leaving(step, self._root.options.save_timeout_s)
-                self._stager.stage(save, order, leaving)
-        except BaseException as error:
-            if earlier is not None:
-                error.add_note(f"besides, an earlier save failed: {earlier}")
-            # The other processes have begun this save, and their schedulers know it.
-            if group.count > 1:
-                self.started(order.step)
-            raise
-        self.started(step)
-        handle = self._saver.begin(save)
-        handle.on_commit(lambda _: self._scheduler.note_saved(time.monotonic() - save.began))
-        if is_last:
-            handle.on_commit(lambda _: self._scheduler.note_last_committed())
-        # The machine of a process that leaves is taken: it reports its part before all else.
-        if group.index in leaving and not save.own_bytes:
-            self._saver.join()
-        waited_s = save.waits.seconds
-        blocked_s = max(0.0, time.perf_counter() - called_s - waited_s)
-        self._count(step, blocked_s, waited_s)
-        # Only now: every process begins the same saves, whenever it hears of a failure.
-        if earlier is not None:
-            earlier.add_note(f"the save of step {step} was begun nevertheless")
-            raise earlier
-        return handle
+        return save
+
+    def _place_of(self, order: SaveOrder) -> Position:
+        return self._catalog.place_of(order.step, overwrite=order.overwrite)
 
     def _count(self, step: int, blocked_s: float, waited_s: float) -> None:
-        """Counts the time of a call of `save`, in which it waited for the program's own arrays, and
-        reports it.
-        """
+        super()._count(step, blocked_s, waited_s)
         statistics = self._state.statistics
         statistics.add(save_blocked_s=blocked_s, save_waited_s=waited_s)
-        self._scheduler.note_blocked(blocked_s)
-        self._root.group.report(
+        self._group.report(
             step=step,
             save_blocked_s=statistics.save_blocked_s,
             save_waited_s=statistics.save_waited_s,
             checkpoint_peak_bytes=USE.peak_bytes,
         )
 
-    def _next_save(self, order: SaveOrder) -> OneSave:
-        # Before all that can fail: the next save has the same number on all processes.
-        self._counter += 1
-        step = check_step(order.step) if is_step(order.step) else 0
-        return self._step_saver.new_save(self._counter, step)
-
-    def raise_error(self, *, missed: bool = False) -> None:
-        """Raises the error of the last save, once; that of a miss with `missed` alone."""
-        self._saver.raise_error(missed=missed)
-
-    def join(self, timeout_s: float | None = None) -> None:
-        """Waits for the save in flight; without `timeout_s` for the save's own time."""
-        self._saver.join(timeout_s)
-
     def close(self, timeout_s: float) -> None:
         """Lets the saving thread end after the save in flight; waits for nothing."""
         self._has_claim = False  # it is given up with the lane: another save takes it again
-        self._saver.close()
-        self._scheduler.close()
+        super().close(timeout_s)
 
 
-class LocalLane:
+class LocalLane(Lane):
     """Saves on the hosts the steps that the store does not get."""
 
-    def __init__(self, catalog: StepCatalog, tier: LocalTier) -> None:
-        self._catalog = catalog
-        self._state = catalog.state
+    def __init__(self, catalog: StepCatalog, tier: LocalTier, scheduler: SaveScheduler) -> None:
+        super().__init__(catalog, tier, tier.saver, scheduler)
         self._tier = tier
 
     def wants(self, step: int) -> bool:
@@ -182,28 +207,21 @@ class LocalLane:
         index = self._state.index
         is_left = step in index.left_behind() or self._state.order.may_go_back(step)
         is_there = step in index and not is_left
-        return not is_there and self._tier.wants(step)
+        off = self._tier.off
+        if is_there or (off and self._group.count == 1):
+            return False
+        # A tier that is off counts as busy: the processes of a group may learn of it at different
+        # steps, and all have to ask.
+        busy = self._saver.busy() or bool(off)
+        return bool(self._scheduler.reason(step, busy=busy))
 
-    def started(self, step: int) -> None:
-        """Notes that a step is being saved, here or in the store."""
-        self._tier.started(step)
+    def _place_of(self, order: SaveOrder) -> Position:
+        return self._catalog.local_place_of(order.step, overwrite=order.overwrite)
 
-    def save(self, order: SaveOrder) -> SaveHandle:
-        """Starts a local save; once its step is there, those who watch the job hear of it."""
-        place = Position()
-
-        def find_place(step: int) -> Position:
-            nonlocal place
-            place = self._catalog.local_place_of(step, overwrite=order.overwrite)
-            self._state.order.begun(place)
-            return place
-
-        handle = self._tier.save(order, find_place)
-        handle.on_commit(lambda _: self._note_step(place))
-        return handle
-
-    def _note_step(self, place: Position) -> None:
+    def _committed(self, save: OneSave, *, is_last: bool) -> None:
+        super()._committed(save, is_last=is_last)
         index = self._state.index
+        place = save.place
         if place.is_branch:
             # The primary has marked these, of the store: it has told all from which step on.
             index.leave(step for step in self._catalog.known_steps() if step > place.base)
@@ -211,14 +229,13 @@ class LocalLane:
         self._state.order.saved(place)
         self._state.reporter.report()
 
-    def raise_error(self, *, missed: bool = False) -> None:
-        """Raises the error of the last save, once, if the tier is strict."""
-        self._tier.raise_error()
-
-    def join(self, timeout_s: float | None = None) -> None:
-        """Waits for the save in flight."""
-        self._tier.join(timeout_s)
+    def _take_error(self, *, missed: bool = False) -> HoldfastError | None:
+        failed = self._saver.take_error()
+        return failed if self._tier.is_strict else None
 
     def close(self, timeout_s: float) -> None:
-        """Closes the tier."""
-        self._tier.close(timeout_s)
+        """Waits for the save in flight, and closes the tier."""
+        with contextlib.suppress(TimeoutError):
+            self._saver.join(timeout_s)
+        super().close(timeout_s)
+        self._tier.close()

@@ -22,7 +22,7 @@ from .agreement.restore_verdict import wanted_items
 from .errors import error_text
 from .format.limits import check_step
 from .format.rename import Names
-from .lanes import SaveLane
+from .lanes import Lane
 from .layouts.inspection import Structure
 from .manager_parts import open_manager
 from .memory.budget import USE
@@ -204,7 +204,7 @@ class CheckpointManager:
         self._parts.run_ahead.made(step, state)
         self._parts.watchdog.progress()
 
-    def _choose_lane(self, step: int, *, force: bool) -> SaveLane | None:
+    def _choose_lane(self, step: int, *, force: bool) -> Lane | None:
         """Returns the lane that saves a step, the durable one where it is forced."""
         # The durable lane is asked first, on every process: `wants` proposes steps to all of them,
         # and in another order processes would agree on different lanes for one step.

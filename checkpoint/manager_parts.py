@@ -13,7 +13,7 @@ from holdfast.multihost.group.group import given_or_default
 from .agreement.misses import Misses
 from .errors import CheckpointError
 from .format.step_folders import parse_step_format, read_step_names
-from .lanes import DurableLane, LocalLane, SaveLane
+from .lanes import DurableLane, Lane, LocalLane
 from .layouts.detect import ForeignSteps, find_foreign_steps, identify, warn_of_unread
 from .local_tier.no_tier import NoTier
 from .local_tier.tier import LocalTier
@@ -58,7 +58,7 @@ class ManagerParts:
     """What a manager is made of. The first of its lanes is the durable one."""
 
     catalog: StepCatalog
-    lanes: tuple[SaveLane, ...]
+    lanes: tuple[Lane, ...]
     scheduler: SaveScheduler
     run_ahead: RunAhead
     restorer: StepRestorer
@@ -99,21 +99,22 @@ def open_manager(
         index = _index_of(root, opened, keep_policy)
         lineage = _lineage_of(root, opened, index, begins=local is not None)
         tier = _open_tier(local, root, lineage)
-        undo.callback(tier.close, 0.0)
+        undo.callback(tier.close)
         foreign = ForeignSteps(storage, opened.foreign, opened.step_names)
         state = _state_of(root, index, lineage, tier, history=history, foreign=foreign)
         catalog = StepCatalog(root, state, foreign, tier)
         scheduler = _scheduler_of(root, opened, save_policy)
-        undo.callback(scheduler.close)
         durable = DurableLane(
             catalog,
             scheduler,
             policy_decides=save_policy is not None,
             has_claim=opened.has_claim,
         )
+        undo.callback(durable.close, 0.0)
+        lanes = (durable, *_local_lanes(catalog, local))
         parts = ManagerParts(
             catalog=catalog,
-            lanes=(durable, *_local_lanes(catalog)),
+            lanes=lanes,
             scheduler=scheduler,
             run_ahead=RunAhead(options.max_steps_ahead),
             restorer=StepRestorer(catalog),
@@ -200,9 +201,19 @@ def _lineage_of(
     )
 
 
-def _local_lanes(catalog: StepCatalog) -> list[SaveLane]:
+def _local_lanes(catalog: StepCatalog, local: Local | None) -> list[Lane]:
     tier = catalog.tier
-    return [LocalLane(catalog, tier)] if isinstance(tier, LocalTier) else []
+    if local is None or not isinstance(tier, LocalTier):
+        return []
+    root = catalog.root
+    scheduler = SaveScheduler(
+        local.save_policy,
+        root.group,
+        f"{root.messages}/local/soon",
+        skips=True,
+        heeds_notices=False,
+    )
+    return [LocalLane(catalog, tier, scheduler)]
 
 
 def _scheduler_of(root: OpenRoot, opened: Opened, save_policy: SavePolicy | None) -> SaveScheduler:

@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from holdfast.coordination import HoldfastError
 from holdfast.multihost.group.runtime import tls_files
 
 from ..agreement.exchange import ask_primary
@@ -28,16 +27,14 @@ from ..errors import (
     StepNotFound,
     failure_of,
 )
-from ..format.limits import check_step
 from ..format.record import Record
 from ..layouts.holdfast import HoldfastCheckpoint
 from ..layouts.inspection import Structure, structure_of
 from ..options import Local
 from ..peers.peer_tls import PeerTls
-from ..saving.async_saver import AsyncSaver, SaveHandle
-from ..saving.stager import OneSave, SaveOrder, SaveStager
-from ..scheduling.scheduler import SaveScheduler
-from ..steps.lineage import Lineage, NoLineage, Position
+from ..saving.async_saver import AsyncSaver
+from ..saving.stager import OneSave
+from ..steps.lineage import Lineage, NoLineage
 from ..steps.opening import OpenRoot
 from ..steps.root_report import HostCopies
 from ..storage.path import StorePath
@@ -77,14 +74,12 @@ class LocalTier:
         self.options = replace(
             root.options, progress=None, check_free_space=False, save_timeout_s=local.timeout_s
         )
-        self._hosts = replace(root, storage=self.storage, options=self.options)
+        self.root = replace(root, storage=self.storage, options=self.options)
         self._local = local
-        self._root = root
+        self._store = root
         self._group = group
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(_COUNTS, 0.0)
-        self._counter = 0
-        self._stager = SaveStager(self._hosts)
         messages = f"{root.messages}/local"
         files = tls_files()
         tls = None if files is None else PeerTls(*files)
@@ -102,23 +97,19 @@ class LocalTier:
             folders=RunFolder(path, syncs=local.sync),
         )
         self._steps = LocalSteps(root.storage, self._place)
-        self._saver = AsyncSaver(self)
-        self._scheduler: SaveScheduler | None = None
+        self.saver = AsyncSaver(self)
         try:
             self.survey()
             self._check_usable()
         except BaseException:
-            self.close(0.0)
+            self.close()
             raise
-        self._scheduler = SaveScheduler(
-            local.save_policy, group, f"{messages}/soon", skips=True, heeds_notices=False
-        )
 
     def _check_usable(self) -> None:
         off = self._steps.off
         if not off:
             return
-        root = self._root.where
+        root = self._store.where
         if self._local.strict:
             message = f"the local tier of {root} cannot be used: {off}"
             raise CheckpointError(message, path=str(self._place.path))
@@ -130,7 +121,7 @@ class LocalTier:
     def survey(self) -> None:
         """Finds out which local steps may come back; every process calls it. Blocks."""
         timeout_s = self.options.restore_timeout_s
-        self._saver.join(timeout_s)
+        self.saver.join(timeout_s)
         self._steps.survey(f"{self._place.messages}/survey", timeout_s)
 
     def found(self) -> list[LocalKey]:
@@ -156,7 +147,9 @@ class LocalTier:
         Every process calls it. Blocks. Raises, on every process, what `begin` raises.
         """
         name = f"{self._place.messages}/delete"
-        ask_primary(self._group, name, begin, self._root.options.save_timeout_s, question=str(step))
+        ask_primary(
+            self._group, name, begin, self._store.options.save_timeout_s, question=str(step)
+        )
         # Only now: until the root says so, a crash would bring these steps back.
         self._steps.forget_from(step)
 
@@ -169,53 +162,25 @@ class LocalTier:
 
     # --- saving
 
-    def wants(self, step: int) -> bool:
-        """Says whether `save` is to be called for a step; alike on every process."""
-        if self._scheduler is None or (self._steps.off and self._group.count == 1):
-            return False
-        # A tier that is off counts as busy: the processes of a group may learn of it at different
-        # steps, and all have to ask.
-        busy = self._saver.busy() or bool(self._steps.off)
-        return bool(self._scheduler.reason(step, busy=busy))
+    @property
+    def off(self) -> str:
+        """Why no local saves are made, or ""."""
+        return self._steps.off
 
-    def started(self, step: int) -> None:
-        """Notes that a step is being saved, here or in the store."""
-        if self._scheduler is not None:
-            self._scheduler.started(step)
+    @property
+    def is_strict(self) -> bool:
+        """Whether a local save that fails is an error of the program's."""
+        return self._local.strict
 
-    def save(self, order: SaveOrder, find_place: Callable[[int], Position]) -> SaveHandle:
-        """Starts a local save; returns when the caller may donate or overwrite its arrays.
+    @property
+    def history(self) -> None:
+        """None: local saves link nothing."""
 
-        `find_place` says where its step stands among the others, and may refuse it. Raises the
-        error of the one before, if the tier is strict, once this save has begun.
-        """
-        called_s = time.monotonic()
-        self._counter += 1
+    def new_save(self, counter: int, step: int) -> OneSave:
+        """Returns a local save of a step, with nothing in it."""
         # The durable lane counts from 1: no two saves of a writer have one id.
-        save_id = f"{self._place.writer_id}{1 << 31 | self._counter:08x}"
-        key = SaveKey(save_id, self._counter, check_step(order.step))
-        save = OneSave(root=self._hosts, key=key, is_local=True)
-        self._saver.join_before(order, save.waits)
-        earlier = self._take_error()
-        self.started(order.step)
-        try:
-            with self._saver.preparing(save, self._group):
-                save.stand(find_place(save.step), may_miss=False)
-                self._stager.stage(save, order)
-        except BaseException as error:
-            if earlier is not None:
-                error.add_note(f"besides, an earlier save failed: {earlier}")
-            raise
-        handle = self._saver.begin(save)
-        if self._scheduler is not None:
-            note_saved = self._scheduler.note_saved
-            handle.on_commit(lambda _: note_saved(time.monotonic() - save.began))
-            blocked_s = time.monotonic() - called_s - save.waits.seconds
-            self._scheduler.note_blocked(max(0.0, blocked_s))
-        if earlier is not None:
-            earlier.add_note(f"the save of step {order.step} was begun nevertheless")
-            raise earlier
-        return handle
+        save_id = f"{self._place.writer_id}{1 << 31 | counter:08x}"
+        return OneSave(root=self.root, key=SaveKey(save_id, counter, step), is_local=True)
 
     def run(self, save: OneSave) -> SaveResult:
         """Does a whole local save, on the saving thread; a failure is in the result, and logged."""
@@ -294,26 +259,8 @@ class LocalTier:
         survives = self._steps.newest_survives()
         return counts | {"local_survives": survives, "local_off": self._steps.off}
 
-    def join(self, timeout_s: float | None = None) -> None:
-        """Waits for the local save in flight. Raises TimeoutError after `timeout_s`."""
-        self._saver.join(timeout_s)
-
-    def raise_error(self) -> None:
-        """Raises the error of a local save that failed, once, if the tier is strict."""
-        failed = self._take_error()
-        if failed is not None:
-            raise failed
-
-    def _take_error(self) -> HoldfastError | None:
-        failed = self._saver.take_error()
-        return failed if self._local.strict else None
-
-    def close(self, timeout_s: float) -> None:
-        """Waits for the save in flight, and ends the part server. Idempotent."""
-        with contextlib.suppress(TimeoutError):
-            self._saver.join(timeout_s)
-        self._saver.close()
-        if self._scheduler is not None:
-            self._scheduler.close()
+    def close(self) -> None:
+        """Ends the part server, and lets the saving thread end. Idempotent."""
+        self.saver.close()
         self._meeting.close()
         self._place.folders.close()

@@ -425,12 +425,6 @@ class AsyncSaver:
         """
         return None if self._last is None else self._last._take_error(missed=missed)
 
-    def raise_error(self, *, missed: bool = False) -> None:
-        """Raises the error of the last save, once."""
-        error = self.take_error(missed=missed)
-        if error is not None:
-            raise error
-
 
 def _broken_by(error: BaseException, step: int) -> Exception:
     if isinstance(error, OSError) and not isinstance(error, HoldfastError):

@@ -292,6 +292,11 @@ class StepSaver:
         """The settings of the manager."""
         return self.root.options
 
+    @property
+    def history(self) -> SaveHistory | None:
+        """The history of incremental saves."""
+        return self.state.history
+
     def new_save(self, counter: int, step: int) -> OneSave:
         """Returns a save of a step, with nothing in it; its counter is the same on all
         processes.

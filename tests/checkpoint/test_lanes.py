@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local, Options
-from holdfast.checkpoint.lanes import DurableLane, LocalLane, SaveLane
+from holdfast.checkpoint.lanes import DurableLane, Lane, LocalLane
 from holdfast.checkpoint.saving.async_saver import SaveHandle
 from holdfast.checkpoint.saving.stager import SaveOrder
 from tests.support.checkpointing import at_once, groups
@@ -20,7 +20,7 @@ STATE = {"w": np.arange(100.0)}
 class Recorder:
     """Notes what a lane is asked, and asks the lane."""
 
-    def __init__(self, name: str, lane: SaveLane, asked: list[str]) -> None:
+    def __init__(self, name: str, lane: Lane, asked: list[str]) -> None:
         self._name = name
         self._lane = lane
         self._asked = asked

@@ -284,7 +284,7 @@ def wait_locally(program: Program) -> None:
     """Waits for the local save that was begun, whatever the durable one does."""
     tier = program.manager._catalog.tier
     assert isinstance(tier, LocalTier)
-    tier.join()
+    tier.saver.join()
 
 
 def delete(program: Program, step: int) -> None:
