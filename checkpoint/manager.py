@@ -290,7 +290,7 @@ class CheckpointManager:
         A process that did not hear how a local save ended knows of that step with the next local
         save, restore or `reload`.
         """
-        return self._catalog.tier.steps()
+        return self._catalog.local_steps()
 
     def known_steps(self) -> list[int]:
         """Returns the steps that are known without a look at the store, ascending: those of the
@@ -450,7 +450,9 @@ class CheckpointManager:
         storage = self._catalog.root.storage
         counted = storage.statistics() if isinstance(storage, CountsRequests) else {}
         counted["checkpoint_peak_bytes"] = USE.peak_bytes
-        return self._state.statistics.to_dict() | self._catalog.tier.statistics() | counted
+        tier = self._catalog.tier
+        local = {} if tier is None else tier.statistics()
+        return self._state.statistics.to_dict() | local | counted
 
     def close(self) -> None:
         """Waits for the save in flight and for deletions, gives the claim up, and raises the error

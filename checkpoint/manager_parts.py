@@ -15,7 +15,6 @@ from .errors import CheckpointError
 from .format.step_folders import parse_step_format, read_step_names
 from .lanes import DurableLane, Lane, LocalLane
 from .layouts.detect import ForeignSteps, find_foreign_steps, identify, warn_of_unread
-from .local_tier.no_tier import NoTier
 from .local_tier.tier import LocalTier
 from .options import Local, Options, Statistics
 from .policy import KeepPolicy, SavePolicy
@@ -98,8 +97,9 @@ def open_manager(
         warn_of_writers(storage, opened.others)
         index = _index_of(root, opened, keep_policy)
         lineage = _lineage_of(root, opened, index, begins=local is not None)
-        tier = _open_tier(local, root, lineage)
-        undo.callback(tier.close)
+        tier = None if local is None else LocalTier(local, root, lineage)
+        if tier is not None:
+            undo.callback(tier.close)
         foreign = ForeignSteps(storage, opened.foreign, opened.step_names)
         state = _state_of(root, index, lineage, tier, history=history, foreign=foreign)
         catalog = StepCatalog(root, state, foreign, tier)
@@ -170,14 +170,6 @@ def _open_root(storage: Storage, group: Group, options: Options) -> tuple[OpenRo
     return OpenRoot.of(opened, storage, claims, group=group, options=options), opened
 
 
-def _open_tier(
-    local: Local | None, root: OpenRoot, lineage: Lineage | NoLineage
-) -> LocalTier | NoTier:
-    if local is None:
-        return NoTier()
-    return LocalTier(local, root, lineage)
-
-
 def _lineage_of(
     root: OpenRoot, opened: Opened, index: StepIndex, *, begins: bool
 ) -> Lineage | NoLineage:
@@ -202,8 +194,7 @@ def _lineage_of(
 
 
 def _local_lanes(catalog: StepCatalog, local: Local | None) -> list[Lane]:
-    tier = catalog.tier
-    if local is None or not isinstance(tier, LocalTier):
+    if local is None or catalog.tier is None:
         return []
     root = catalog.root
     scheduler = SaveScheduler(
@@ -213,7 +204,7 @@ def _local_lanes(catalog: StepCatalog, local: Local | None) -> list[Lane]:
         skips=True,
         heeds_notices=False,
     )
-    return [LocalLane(catalog, tier, scheduler)]
+    return [LocalLane(catalog, catalog.tier, scheduler)]
 
 
 def _scheduler_of(root: OpenRoot, opened: Opened, save_policy: SavePolicy | None) -> SaveScheduler:
@@ -230,16 +221,15 @@ def _state_of(
     root: OpenRoot,
     index: StepIndex,
     lineage: Lineage | NoLineage,
-    tier: LocalTier | NoTier,
+    tier: LocalTier | None,
     *,
     history: SaveHistory | None,
     foreign: ForeignSteps,
 ) -> RootState:
-    reporter = (
-        RootReporter(root.group, root.where, index, tier.copies)
-        if root.is_writing_primary
-        else NoReporter()
-    )
+    reporter: RootReporter | NoReporter = NoReporter()
+    if root.is_writing_primary:
+        copies = dict if tier is None else tier.copies
+        reporter = RootReporter(root.group, root.where, index, copies)
     return RootState(
         index=index,
         order=StepOrder(root.where, has_order=not root.options.out_of_order),
@@ -248,7 +238,7 @@ def _state_of(
         lineage=lineage,
         reporter=reporter,
         misses=Misses(root.options),
-        leave=tier.leave,
+        leave=None if tier is None else tier.leave,
         make_way=foreign.make_way,
         history=history,
     )

@@ -17,7 +17,6 @@ from .layouts.base import CheckpointInfo
 from .layouts.detect import ForeignSteps, find_foreign_steps, identify, stands_there
 from .layouts.holdfast import HoldfastCheckpoint
 from .layouts.inspection import Structure, structure_of
-from .local_tier.no_tier import NoTier
 from .local_tier.parts import StepHead
 from .local_tier.tier import LocalTier
 from .saving.save import RootState
@@ -44,7 +43,7 @@ class StepCatalog:
     root: OpenRoot
     state: RootState
     foreign: ForeignSteps
-    tier: LocalTier | NoTier
+    tier: LocalTier | None
     seen: SeenRecord = field(default_factory=SeenRecord)
 
     # --- which steps there are
@@ -89,9 +88,13 @@ class StepCatalog:
         """Returns the steps of the store, ascending; in a group what all processes know alike."""
         return sorted(self.list_steps()) if self.root.group.count == 1 else self.known_steps()
 
+    def local_steps(self) -> list[int]:
+        """Returns the steps of the hosts, ascending."""
+        return [] if self.tier is None else self.tier.steps()
+
     def all_steps(self) -> list[int]:
         """Returns the steps of store and hosts, ascending."""
-        return sorted({*self.durable_steps(), *self.tier.steps()})
+        return sorted({*self.durable_steps(), *self.local_steps()})
 
     def left_steps(self) -> list[int]:
         """Returns the known steps that were left behind, ascending."""
@@ -103,9 +106,9 @@ class StepCatalog:
         left = self.left_steps()
         if self.root.group.count == 1:
             if self.root.storage.posix is not None:
-                return max([*self._newest_in_folder(), *self.tier.steps()], default=None)
+                return max([*self._newest_in_folder(), *self.local_steps()], default=None)
             steps, left = self.look()
-        return max({*steps} - {*left} | {*self.tier.steps()}, default=None)
+        return max({*steps} - {*left} | {*self.local_steps()}, default=None)
 
     def _newest_in_folder(self) -> list[int]:
         """Returns the newest step of a folder, and of other libraries', that was not left behind;
@@ -126,7 +129,7 @@ class StepCatalog:
         """Says whether the store has a step, in whatever layout. One that was left behind gives way
         to a local step of its number.
         """
-        if step in self.state.index.left_behind() and step in self.tier.steps():
+        if step in self.state.index.left_behind() and step in self.local_steps():
             return False
         return step in self.foreign or self._exists(step)
 
@@ -136,7 +139,8 @@ class StepCatalog:
         self.state.index.adopt(steps)
         self.state.index.adopt_left(left)
         self.foreign.adopt(foreign)
-        self.tier.survey()
+        if self.tier is not None:
+            self.tier.survey()
 
     # --- where a save stands
 
@@ -187,7 +191,7 @@ class StepCatalog:
                 left = {*found}
             except CheckpointError as error:
                 _log.warning("the newest step is the newest of those that are known: %s", error)
-        local = [step for step in self.tier.steps() if step != saved]
+        local = [step for step in self.local_steps() if step != saved]
         return max({*steps} - {*left} | {*local}, default=NOTHING)
 
     def _exists_already(self, step: int) -> StepExists:
@@ -222,7 +226,7 @@ class StepCatalog:
 
     def is_local(self, step: int) -> bool:
         """Says whether the hosts have a step, and the store has not."""
-        return step in self.tier.steps() and not self.has(step)
+        return step in self.local_steps() and not self.has(step)
 
     def _exists(self, step: int) -> bool:
         with naming_path(self.path_of(step)):
@@ -257,7 +261,7 @@ class StepCatalog:
 
     def facts(self, step: int) -> Record | CheckpointInfo | StepHead:
         """Returns what holds metrics and metadata of a step. Raises StepNotFound, Corrupt."""
-        if self.is_local(step):
+        if self.tier is not None and self.is_local(step):
             return self.tier.head(step)
         with self.looking_for(step):
             if step in self.foreign:
@@ -266,8 +270,9 @@ class StepCatalog:
 
     def structure(self, step: int) -> Structure:
         """Returns what a step holds. Raises StepNotFound, Corrupt."""
-        if self.is_on_hosts(step) and not self._is_found_in_store(step):
-            return self.tier.structure(step)
+        tier = self.tier
+        if tier is not None and not self.has(step) and not self._is_found_in_store(step):
+            return tier.structure(step)
         with self.looking_for(step):
             if step in self.foreign:
                 return structure_of(self.foreign.open(step))
@@ -279,14 +284,14 @@ class StepCatalog:
         """Says whether a step is one of the hosts', if it is there: the store has none that is
         known. A process that did not hear how a local save ended says so with all others.
         """
-        return isinstance(self.tier, LocalTier) and not self.has(step)
+        return self.tier is not None and not self.has(step)
 
     def _is_found_in_store(self, step: int) -> bool:
         """Says whether the store has a step after all, by one look for all processes: two looks
         around a commit would send some to the hosts, which wait there for the others.
         """
         group = self.root.group
-        if group.index and step not in self.tier.steps() and self._is_stored(step):
+        if group.index and step not in self.local_steps() and self._is_stored(step):
             return True  # the outcome of its save was not heard here, and all others read the store
         found: bool = ask_primary(
             group,
@@ -322,7 +327,9 @@ class StepCatalog:
         is_durable, is_last = ask_primary(
             group, name, lambda: self._find(step, end_s), timeout_s, question=f"find {step}"
         )
-        if is_last:
+        if is_last and self.tier is None:
+            self._begin_below(step, end_s)
+        elif is_last and self.tier is not None:
             self.tier.roll_back(step, lambda: self._begin_below(step, end_s))
         if not is_durable:
             return
@@ -341,7 +348,7 @@ class StepCatalog:
         there. Newer local steps of a durable one stay. Raises StepNotFound.
         """
         index = self.state.index
-        local = self.tier.steps()
+        local = self.local_steps()
         with naming_path(self.path_of(step)):
             is_durable = index.exists(step, end_s=end_s)
         if not is_durable and step not in local:

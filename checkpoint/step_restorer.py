@@ -68,7 +68,8 @@ class StepRestorer:
         """
         failures: dict[int, str] = {}
         gone = 0
-        self._tier.survey()
+        if self._tier is not None:
+            self._tier.survey()
         while True:
             step, key = self._choose(chosen, failures, fallback=fallback)
             values, verdict = self._restore_alike(step, key, wanted, options, hold_s=hold_s)
@@ -88,7 +89,7 @@ class StepRestorer:
                 raise error
             what = "step" if key is None else "local step"
             _log.warning("%s %d of %s is passed over: %s", what, step, self._root.where, error)
-            if key is not None:
+            if key is not None and self._tier is not None:
                 self._tier.pass_over(key)
                 continue
             if not is_gone:
@@ -120,7 +121,7 @@ class StepRestorer:
         # What was left behind comes back by its number alone.
         line = {*durable} - {*left}
         asked = {step for step in durable if step == chosen}
-        steps = (line | {*self._tier.steps()} | asked) - set(failures)
+        steps = (line | {*self._catalog.local_steps()} | asked) - set(failures)
         newest = max((step for step in steps if chosen is None or step <= chosen), default=None)
         if newest is None:
             where = self._root.where
@@ -137,7 +138,8 @@ class StepRestorer:
         return newest, None if newest in line else self._local_key(newest)
 
     def _local_key(self, step: int) -> LocalKey | None:
-        return next((key for key in self._tier.found() if key.step == step), None)
+        found = [] if self._tier is None else self._tier.found()
+        return next((key for key in found if key.step == step), None)
 
     def _agreed_steps(self) -> tuple[list[int], list[int]]:
         """Returns the primary's listing, and what was left behind, on every process."""
@@ -284,7 +286,9 @@ class StepRestorer:
         options: RestoreOptions,
         agreement: RestoreAgreement,
     ) -> dict[str, Any]:
-        storage, record = self._tier.open_step(key, str(self._tries))
+        tier = self._tier
+        assert tier is not None  # it has found the key
+        storage, record = tier.open_step(key, str(self._tries))
         agreement.opened(record.writer_id)
         check_rename(options.rename, _wanted_of(record, wanted))
         restores = {
@@ -293,7 +297,7 @@ class StepRestorer:
             )
             for item, like in wanted.items()
         }
-        restored = self._tier.restore(storage, restores)
+        restored = tier.restore(storage, restores)
         options.check_choice()
         return restored
 

@@ -209,7 +209,8 @@ class SnapshotWork:
 class RootState:
     """What one process knows of a root that it has open, and its worker there.
 
-    `leave` takes the branch and the number of each step that is saved: see `LocalTier.leave`.
+    `leave` takes the branch and the number of each step that is saved, where there is a local tier:
+    see `LocalTier.leave`.
     `make_way` takes the store, the folder of each step before the primary writes there, and the
     claim: see `ForeignSteps.make_way`.
     """
@@ -221,7 +222,7 @@ class RootState:
     lineage: Lineage | NoLineage
     reporter: RootReporter | NoReporter
     misses: Misses
-    leave: Callable[[BranchStart, int], None] = lambda branch, step: None
+    leave: Callable[[BranchStart, int], None] | None = None
     make_way: Callable[[Storage, str, str], None] = lambda storage, folder, claim: None
     history: SaveHistory | None = None  # of incremental saves
 
@@ -376,7 +377,7 @@ class StepSaver:
         self.state.order.saved(save.place)
         if self.root.group.index:  # the primary has deleted them
             index.remove(result.superfluous)
-        if result.branch is not None:
+        if result.branch is not None and self.state.leave is not None:
             self.state.leave(result.branch, save.step)
         if self.root.group.index:
             return

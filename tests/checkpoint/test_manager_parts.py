@@ -16,7 +16,6 @@ from holdfast.checkpoint import (
 )
 from holdfast.checkpoint import manager_parts as parts_module
 from holdfast.checkpoint.agreement.save_protocol import SaveKey
-from holdfast.checkpoint.local_tier.no_tier import NoTier
 from holdfast.checkpoint.manager_parts import ManagerParts, NoWatchdog, open_manager
 from holdfast.checkpoint.steps.lineage import NoLineage, Position
 from holdfast.checkpoint.steps.root_report import NoReporter
@@ -40,7 +39,7 @@ def test_what_is_off_has_a_stand_in(tmp_path: Path) -> None:
     parts = opened(tmp_path, Options(read_only=True))
     state = parts.catalog.state
     assert isinstance(state.reporter, NoReporter) and isinstance(state.lineage, NoLineage)
-    assert isinstance(parts.catalog.tier, NoTier) and isinstance(parts.watchdog, NoWatchdog)
+    assert parts.catalog.tier is None and isinstance(parts.watchdog, NoWatchdog)
     state.lineage.restored()
     state.lineage.deleting_newest(1)
     with pytest.raises(AssertionError, match="only the writing primary"):

@@ -24,7 +24,6 @@ from holdfast.checkpoint.agreement.save_protocol import SaveResult
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.format.step_folders import has_record, read_step_names
 from holdfast.checkpoint.layouts.detect import ForeignSteps
-from holdfast.checkpoint.local_tier.no_tier import NoTier
 from holdfast.checkpoint.policy import KeepPolicy, StepFacts
 from holdfast.checkpoint.restoring.restore import read_json
 from holdfast.checkpoint.saving.save import StepSaver
@@ -75,10 +74,9 @@ class Manager:
         self.root, opened = parts._open_root(storage, members, options)
         index = parts._index_of(self.root, opened, keep)
         lineage = parts._lineage_of(self.root, opened, index, begins=has_hosts)
-        tier = NoTier()
         foreign = ForeignSteps(storage, opened.foreign, opened.step_names)
-        self.state = parts._state_of(self.root, index, lineage, tier, history=None, foreign=foreign)
-        self.catalog = StepCatalog(self.root, self.state, foreign, tier)
+        self.state = parts._state_of(self.root, index, lineage, None, history=None, foreign=foreign)
+        self.catalog = StepCatalog(self.root, self.state, foreign, None)
         self._saver = StepSaver(self.root, self.state)
 
     @property
