@@ -416,11 +416,10 @@ def to_delete(
     policy: KeepPolicy,
     steps: Sequence[StepFacts],
     *,
-    held: Iterable[int] = (),
     left_behind: Collection[int] = (),
 ) -> list[int]:
-    """Returns the steps that `policy` lets go, oldest first: never the newest, never one that a
-    reader holds.
+    """Returns the steps that `policy` lets go unless a reader holds them, oldest first: never the
+    newest.
 
     Those that were `left_behind` are not among the steps that the policy is asked about. They stay
     until there is a step at or above their number that was not left, and go first then, unless the
@@ -434,7 +433,7 @@ def to_delete(
     ]
     if _keeps_all(policy):
         overtaken = []
-    stay = policy.keeps(line) | set(held) | {newest}
+    stay = policy.keeps(line) | {newest}
     goes = [*overtaken, *(facts.step for facts in line)]
     return [step for step in goes if step not in stay]
 

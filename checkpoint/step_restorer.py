@@ -21,7 +21,7 @@ from .local_tier.restore_peers import GroupPeers, is_worth_sharing
 from .restoring.renamed import check_rename
 from .restoring.restore import RestoreOptions, restore_any
 from .step_catalog import StepCatalog
-from .steps.holds import add_hold
+from .steps.holds import take_hold
 from .steps.refusals import why_no_steps
 from .storage.path import StorePath
 
@@ -203,7 +203,7 @@ class StepRestorer:
                 if key is not None:
                     return self._restore_local(key, wanted, options, agreement)
                 if step in self._catalog.foreign:
-                    return self._restore_foreign(step, wanted, options, agreement, hold_s=hold_s)
+                    return self._restore_foreign(step, wanted, options, agreement)
                 return self._restore_durable(step, wanted, options, agreement, hold_s=hold_s)
 
         values, verdict = agreement.run(restore, path)
@@ -212,9 +212,18 @@ class StepRestorer:
             self._state.lineage.restored()
         return values, verdict
 
-    def _hold(self, step: int, hold_s: float) -> None:
-        if hold_s > 0 and self._root.group.index == 0:
-            add_hold(self._root.storage, step, hold_s)
+    def _hold(self, step: int, folder: str, hold_s: float) -> None:
+        """Raises StepGone where the step goes, so that it is held whenever it has been restored."""
+        if hold_s <= 0 or self._root.group.index:
+            return
+        if not take_hold(self._root.storage, step, folder, hold_s):
+            where = self._root.where
+            raise StepGone(
+                f"step {step} of {where} cannot be held: a keep policy lets it go, or it is gone;"
+                " restore a newer step",
+                path=where,
+                step=step,
+            )
 
     def _restore_foreign(
         self,
@@ -222,10 +231,7 @@ class StepRestorer:
         wanted: Mapping[str, Any],
         options: RestoreOptions,
         agreement: RestoreAgreement,
-        *,
-        hold_s: float,
     ) -> dict[str, Any]:
-        self._hold(step, hold_s)
         checkpoint = self._catalog.foreign.open(step)
         agreement.opened(checkpoint.info.save_id)
         return restore_items(checkpoint, wanted, options)
@@ -245,7 +251,7 @@ class StepRestorer:
             record, has_room = self._read_record(folder, wanted, options)
         if has_room:
             agreement.found_room()
-        self._hold(step, hold_s)
+        self._hold(step, folder, hold_s)
         agreement.opened(record.writer_id)
         check_rename(options.rename, _wanted_of(record, wanted))
         restored = {

@@ -4,6 +4,7 @@ used.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from .format.step_folders import (
     read_hint,
     read_step_names,
 )
-from .steps.holds import add_hold, drop_hold
+from .steps.holds import hold
 from .steps.left_behind import Mark, goes_on_from, identify_own, left_among, read_marks
 from .steps.refusals import warn_of_absent_root
 from .storage.base import Storage
@@ -55,11 +56,10 @@ def iterate_steps(
     """Yields steps as they come, ascending, and ends when none has come for `timeout_s`. Where the
     job has gone back to an older step, those come that it has saved since, again ascending.
 
-    Each step is held while the loop's body runs, for at most `hold_s`: no keep policy that decides
-    from then on deletes it (0: it is not held, for a store that this process cannot write to). One
-    that was deciding at that moment may: a restore then raises StepGone, and the loop goes on with
-    a newer step. With `skip_to_newest` steps that were overtaken are left out; else each one is
-    yielded that is still there.
+    Each step is held while the loop's body runs, for at most `hold_s`: no keep policy deletes it
+    meanwhile (0: it is not held, for a store that this process cannot write to). A step that a keep
+    policy is about to delete is not yielded. With `skip_to_newest` steps that were overtaken are
+    left out; else each one is yielded that is still there.
     """
     # Not in the generator, which begins with the loop: the path is that of this call.
     storage = open_storage(directory)
@@ -73,13 +73,15 @@ def _iterate(
     while (newest := _wait(root, time.monotonic() + timeout_s)) is not None:
         fresh = [newest] if skip_to_newest else root.fresh()
         for found in fresh:
-            name = add_hold(storage, found.step, hold_s) if hold_s > 0 else ""
-            try:
-                if has_record(storage, found.folder):  # it may have gone before it was held
+            with contextlib.ExitStack() as until_used:
+                if hold_s > 0:
+                    is_there = until_used.enter_context(
+                        hold(storage, found.step, found.folder, hold_s)
+                    )
+                else:
+                    is_there = has_record(storage, found.folder)
+                if is_there:
                     yield found.step
-            finally:
-                if name:
-                    drop_hold(storage, name)
             root.seen(found)
 
 

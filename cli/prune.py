@@ -46,7 +46,7 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
     from holdfast.checkpoint import CheckpointManager, Options, StepNotFound
     from holdfast.checkpoint.layouts.detect import find_steps, left_steps, nothing_at
     from holdfast.checkpoint.policy import to_delete, unknown_metrics
-    from holdfast.checkpoint.steps.holds import held_steps
+    from holdfast.checkpoint.steps.holds import held_steps, letting_go
     from holdfast.checkpoint.storage.path import open_storage
 
     policy = parse_rules(rules)
@@ -60,12 +60,19 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
                 why = f"{storage.root} has {others}"
             raise StepNotFound(why, path=root)
         left = left_steps(storage, find_steps(storage))
-        going = to_delete(policy, steps, held=held_steps(storage), left_behind=left)
+        going = to_delete(policy, steps, left_behind=left)
+        held = held_steps(storage)
+        going = [step for step in going if step not in held]
         if going and not dry_run:
-            with CheckpointManager(root, options=Options(single_writer=single_writer)) as manager:
-                for step in going:
+            options = Options(single_writer=single_writer)
+            with (
+                CheckpointManager(root, options=options) as manager,
+                letting_go(storage, going, manager._catalog.root.writer.id) as unheld,
+            ):
+                for step in unheld:
                     with contextlib.suppress(StepNotFound):  # its job was first
                         manager.delete(step)
+            going = unheld
     kept = [facts.step for facts in steps if facts.step not in going]
     for sentence in unknown_metrics(policy, steps):
         click.echo(sentence, err=True)

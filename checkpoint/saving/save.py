@@ -29,6 +29,8 @@ from ..format.step_folders import write_hint
 from ..format.values import decode_value
 from ..options import Options, ProgressMeter, Statistics
 from ..steps.background import BackgroundWorker
+from ..steps.claims import writer_of
+from ..steps.holds import letting_go
 from ..steps.index import SavedStep, StepIndex
 from ..steps.lineage import Lineage, NoLineage, StepOrder
 from ..steps.opening import OpenRoot
@@ -261,10 +263,12 @@ class _StepWork(SnapshotWork):
     def _delete_superfluous(self) -> tuple[int, ...]:
         """Deletes what the keep policy lets go; returns what went. What stays, stays on all."""
         index = self._state.index
-        end_s = self._save.end_s
+        save = self._save
+        writer_id = writer_of(save.key.save_id)
         try:
-            superfluous = index.superfluous(self._save.facts, end_s=end_s)
-            remaining = index.remove(superfluous, end_s=end_s)
+            superfluous = index.superfluous(save.facts, end_s=save.end_s)
+            with letting_go(save.storage, superfluous, writer_id) as going:
+                remaining = index.remove(going, end_s=save.end_s)
         except Exception as error:
             # The step is saved. What should go may go after the next save.
             _log.warning(
@@ -273,7 +277,7 @@ class _StepWork(SnapshotWork):
                 error,
             )
             return ()
-        return tuple(step for step in superfluous if step not in remaining)
+        return tuple(step for step in going if step not in remaining)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from ..storage.base import Storage
 from ..storage.path import join, open_storage
 from ..storage.tombstone import RECORD_NAME
 from .claims import Claims, Writer, may_fence, this_writer, writer_of
+from .holds import forget_marks, list_marks
 from .object_claims import open_claims
 from .step_files import StepFiles, delete_files, list_files, list_steps_files
 
@@ -87,9 +88,11 @@ def sweep_step(storage: Storage, claims: Claims, step_dir: str) -> list[str]:
 
 def _sweep_steps(storage: Storage, claims: Claims, steps: Mapping[str, StepFiles]) -> list[str]:
     """Sweeps steps whose files were listed before this call."""
-    # Listed after the packs: a claim is older than its packs, so a pack whose claim is not found
-    # now has no writer that could still commit it.
+    # Listed after packs and marks: a claim is older than its packs, so a pack whose claim is not
+    # found now has no writer that could still commit it.
+    marks = list_marks(storage)
     standing = claims.standing()
+    forget_marks(storage, [name for name, mark in marks.items() if mark[2] not in standing])
     deleted: list[str] = []
     for step_dir, files in steps.items():
         names = _delete_suspects(storage, claims, step_dir, files, standing)

@@ -1,8 +1,13 @@
 """Holds: files under `.holdfast/holds/` by which a reader keeps a step from being deleted.
 
-Keep policies honour holds. A hold's name says all: `<step>-<seconds>-<made>-<id>`. Its time begins
-when the file is made, and what its store's clock says counts, now and then, where listings have
-times. Elsewhere it is `<made>`, which is Unix seconds of the reader's clock.
+A hold's name says all: `<step>-<seconds>-<made>-<id>`. Its time begins when the file is made, and
+what its store's clock says counts, now and then, where listings have times. Elsewhere it is
+`<made>`, which is Unix seconds of the reader's clock.
+
+A keep policy marks the steps that it lets go, in the same folder, before it looks for holds:
+`<step>-goes-<writer>-<id>`. A reader writes its hold before it looks for marks. So one of the two
+sees the other, wherever either stops: no step goes that is held, and none is held that goes. A
+sweep forgets the marks of dead writers.
 """
 
 from __future__ import annotations
@@ -12,25 +17,45 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from ..errors import CheckpointError
-from ..storage.base import Storage
+from ..format.step_folders import has_record
+from ..storage.base import Entry, Storage
+from ..storage.threads import run_side_by_side
 from .claims import FOLDER
 
 _log = logging.getLogger(__name__)
 HOLDS = f"{FOLDER}/holds"
 _NAME = re.compile(r"(\d{1,18})-(\d{1,9})-(\d{1,12})-[0-9a-f]{8}")
+_MARK = re.compile(r"(\d{1,18})-goes-([0-9a-f]{8})-[0-9a-f]{8}")
+
+
+def take_hold(storage: Storage, step: int, folder: str, seconds: float) -> str:
+    """Holds a step that is there for `seconds` (rounded up): no keep policy deletes it. Returns the
+    hold's name, "" where the step is gone, or a keep policy lets it go.
+
+    Raises CheckpointError where it cannot be written, and the store's OSError.
+    """
+    name = add_hold(storage, step, seconds)
+    is_held = False
+    try:
+        going = {int(mark[1]) for mark in list_marks(storage).values()}
+        is_held = step not in going and has_record(storage, folder)
+    finally:
+        if not is_held:
+            drop_hold(storage, name)
+    return name if is_held else ""
 
 
 def add_hold(storage: Storage, step: int, seconds: float) -> str:
-    """Holds a step for `seconds` (rounded up) and returns the hold's name.
+    """Writes a hold of `seconds` (rounded up), whether or not the step stays; returns its name.
 
     Raises CheckpointError where it cannot be written.
     """
     name = f"{HOLDS}/{step}-{int(seconds) + 1}-{int(time.time())}-{secrets.token_hex(4)}"
     try:
-        storage.write(name, 1, [(0, [memoryview(b"\n")])])
+        _write(storage, name)
     except OSError as error:
         raise CheckpointError(
             f"step {step} of {storage.root} cannot be held: {error}; expected a root that this"
@@ -52,27 +77,76 @@ def drop_hold(storage: Storage, name: str) -> None:
 
 
 @contextlib.contextmanager
-def hold(storage: Storage, step: int, seconds: float) -> Iterator[None]:
-    """Holds a step while the block runs, for at most `seconds`."""
-    name = add_hold(storage, step, seconds)
+def hold(storage: Storage, step: int, folder: str, seconds: float) -> Iterator[bool]:
+    """Holds a step while the block runs, for at most `seconds`; yields whether it is held."""
+    name = take_hold(storage, step, folder, seconds)
     try:
-        yield
+        yield bool(name)
     finally:
-        drop_hold(storage, name)
+        if name:
+            drop_hold(storage, name)
+
+
+@contextlib.contextmanager
+def letting_go(storage: Storage, steps: Sequence[int], writer_id: str) -> Iterator[list[int]]:
+    """Yields those of the steps that a keep policy lets go that no reader holds, to be deleted in
+    the block: while it runs nobody takes a hold on them. Raises the store's OSError.
+    """
+    if not steps:
+        yield []
+        return
+    names = [f"{HOLDS}/{step}-goes-{writer_id}-{secrets.token_hex(4)}" for step in steps]
+    run_side_by_side(lambda name: _write(storage, name), names, storage.max_concurrency)
+    entries = storage.list(HOLDS)
+    held = _held_among(storage, entries)
+    try:
+        yield [step for step in steps if step not in held]
+    finally:
+        # Those too that an earlier error has left.
+        own = [name for name, mark in _marks_among(entries).items() if mark[2] == writer_id]
+        forget_marks(storage, own)
+
+
+def list_marks(storage: Storage) -> dict[str, re.Match[str]]:
+    """Returns the marks of steps that are let go, by name; the groups are step and writer."""
+    return _marks_among(storage.list(HOLDS, names_only=True))
+
+
+def forget_marks(storage: Storage, names: Sequence[str]) -> None:
+    """Deletes marks, and their folder where it is empty then; where that fails, they wait for their
+    writer, or for a sweep.
+    """
+    if not names:
+        return
+    try:
+        storage.delete([*names, f"{HOLDS}/"])
+    except OSError as error:
+        _log.warning("marks in %s/%s stay for now: %s", storage.root, HOLDS, error)
 
 
 def held_steps(storage: Storage) -> set[int]:
     """Returns the steps that are held now, and forgets holds that are long over."""
+    return _held_among(storage, storage.list(HOLDS))
+
+
+def _write(storage: Storage, name: str) -> None:
+    storage.write(name, 1, [(0, [memoryview(b"\n")])])
+
+
+def _marks_among(entries: Collection[Entry]) -> dict[str, re.Match[str]]:
+    marks = {entry.name: _MARK.fullmatch(entry.name.rpartition("/")[2]) for entry in entries}
+    return {name: mark for name, mark in marks.items() if mark is not None}
+
+
+def _held_among(storage: Storage, entries: Collection[Entry]) -> set[int]:
+    found = [(entry, _NAME.fullmatch(entry.name.rpartition("/")[2])) for entry in entries]
+    holds = [(entry, match) for entry, match in found if match is not None]
     held = set()
     over = []
     now_s = time.time()
-    entries = storage.list(HOLDS)
-    if any(entry.modified_s for entry in entries):
+    if any(entry.modified_s for entry, _ in holds):
         now_s = _now_of(storage)
-    for entry in entries:
-        match = _NAME.fullmatch(entry.name.rpartition("/")[2])
-        if match is None:
-            continue
+    for entry, match in holds:
         step, seconds, made = map(int, match.groups())
         since_s = now_s if entry.modified_s else time.time()
         if since_s < (entry.modified_s or made) + seconds:
@@ -91,7 +165,7 @@ def _now_of(storage: Storage) -> float:
     name = f"{HOLDS}/now-{secrets.token_hex(4)}"
     with contextlib.suppress(OSError):
         try:
-            storage.write(name, 1, [(0, [memoryview(b"\n")])])
+            _write(storage, name)
             times = [entry.modified_s for entry in storage.list(HOLDS) if entry.name == name]
         finally:
             storage.delete([name])

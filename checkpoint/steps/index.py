@@ -34,7 +34,6 @@ from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
 from .background import BackgroundWorker
 from .claims import writer_of
-from .holds import held_steps
 from .step_files import delete_files, list_files
 
 _log = logging.getLogger(__name__)
@@ -201,7 +200,8 @@ class StepIndex:
             self._left_behind = set(steps)
 
     def superfluous(self, new: StepFacts, *, end_s: float = math.inf) -> list[int]:
-        """Returns the steps that the keep policy lets go once `new`, which stays, is committed.
+        """Returns the steps that the keep policy lets go once `new`, which stays, is committed,
+        unless they are held.
 
         Reads the store, until `end_s` by the monotonic clock: for the primary.
         """
@@ -217,8 +217,8 @@ class StepIndex:
         )
         known = [facts for facts in [*after.values(), *read] if facts is not None]
         self._warn_of_metrics(known)
-        held = held_steps(storage) | {new.step}
-        return to_delete(self._keep_policy, known, held=held, left_behind=left)
+        going = to_delete(self._keep_policy, known, left_behind=left)
+        return [step for step in going if step != new.step]
 
     def _warn_of_metrics(self, known: Sequence[StepFacts]) -> None:
         """Warns, once, of metrics that the keep policy asks for and no step has."""

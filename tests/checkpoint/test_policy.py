@@ -197,11 +197,6 @@ def test_what_every_seconds_keeps_stays_kept(times_s: list[float], seconds: floa
     }
 
 
-def test_a_held_step_stays() -> None:
-    """A step that a reader holds outlives the keep policy."""
-    assert to_delete(KeepLast(1), STEPS, held=[10, 30]) == [0, 20, 40]
-
-
 def test_best_is_what_the_keep_policy_says() -> None:
     """`best_step()` takes metric and mode from the KeepBest inside the keep policy."""
     rule = KeepBest(2, "loss")

@@ -415,6 +415,21 @@ def test_convert_a_subtree_with_a_map(root: Path, tmp_path: Path) -> None:
     )
 
 
+def test_prune_keeps_what_is_held_since_it_looked(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that comes while prune opens the root keeps its step."""
+    opens = CheckpointManager.__init__
+
+    def opened(*arguments: Any, **options: Any) -> None:
+        opens(*arguments, **options)
+        add_hold(LocalStorage(root), 1, 3600)
+
+    monkeypatch.setattr(CheckpointManager, "__init__", opened)
+    told = json.loads(run("prune", root, "--keep", "last:1", "--json").output)
+    assert 1 in told["kept"] and 1 not in told["deleted"] and (root / "1").exists()
+
+
 def test_prune_keeps_what_the_rules_say(root: Path, orbax_root: Path) -> None:
     """`--dry-run` says and does nothing; then the same steps go; Orbax's never do."""
     rules = "last:1,best:1:loss:max"

@@ -306,8 +306,9 @@ class Trace:
             return remove(index, steps, **more)
 
         def decides(index: StepIndex, new: Any, **more: Any) -> list[int]:
-            self.note(Decides(self.who))
-            return superfluous(index, new, **more)
+            steps = superfluous(index, new, **more)
+            self.note(Decides(self.who, steps))
+            return steps
 
         def restores(manager: Any, step: int | None = None, *arguments: Any, **more: Any) -> Any:
             self.note(Began(self.who))

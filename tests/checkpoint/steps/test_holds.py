@@ -11,11 +11,24 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import CheckpointError
-from holdfast.checkpoint.steps.holds import HOLDS, add_hold, drop_hold, held_steps, hold
+from holdfast.checkpoint.steps.claims import Writer
+from holdfast.checkpoint.steps.garbage import sweep_step
+from holdfast.checkpoint.steps.holds import (
+    HOLDS,
+    add_hold,
+    drop_hold,
+    held_steps,
+    hold,
+    letting_go,
+    list_marks,
+)
+from holdfast.checkpoint.steps.object_claims import open_claims
 from holdfast.checkpoint.storage.base import Entry, Storage
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.kvstore import KvStoreStorage
 from holdfast.checkpoint.storage.local import LocalStorage
+
+WRITER = "a" * 8
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -25,6 +38,10 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
         "memory": lambda: KvStoreStorage(f"memory://holds{tmp_path}"),
     }[request.param]
     return make()
+
+
+def begin_step(storage: Storage, step: int) -> None:
+    storage.write(f"{step}/checkpoint.json", 2, [(0, [memoryview(b"{}")])])
 
 
 def test_each_of_its_holds_holds_a_step(storage: Storage) -> None:
@@ -46,15 +63,50 @@ def test_each_of_its_holds_holds_a_step(storage: Storage) -> None:
 
 def test_a_block_holds_while_it_runs(storage: Storage) -> None:
     """`hold` ends with its block, by an exception too."""
+    begin_step(storage, 3)
 
     def read_and_fail() -> None:
-        with hold(storage, 3, 60):
+        with hold(storage, 3, "3", 60) as is_held:
+            assert is_held
             assert held_steps(storage) == {3}
             raise KeyError
 
     with pytest.raises(KeyError):
         read_and_fail()
     assert held_steps(storage) == set()
+
+
+def test_what_goes_is_not_held_and_what_is_held_does_not_go(storage: Storage) -> None:
+    """A policy that lets steps go gets those that nobody holds, and until it has ended no reader
+    takes a hold on them; nor on a step that is gone. Without steps it asks the store for nothing.
+    """
+    with letting_go(storage, [], WRITER) as going:
+        assert going == [] and storage.list("") == []
+    begin_step(storage, 3)
+    begin_step(storage, 4)
+    with hold(storage, 3, "3", 60), letting_go(storage, [3, 4], WRITER) as going:
+        assert going == [4]
+        for step in (3, 4):
+            with hold(storage, step, str(step), 60) as is_held:
+                assert not is_held
+        assert held_steps(storage) == {3}
+    with hold(storage, 4, "4", 60) as is_held, hold(storage, 5, "5", 60) as is_gone_held:
+        assert is_held and not is_gone_held
+    assert storage.list(HOLDS) == []
+
+
+def test_marks_of_a_writer_that_died_go_with_its_claim(storage: Storage) -> None:
+    """A sweep forgets them; those of a writer that stands stay, until it lets steps go again."""
+    begin_step(storage, 3)
+    claims = open_claims(storage)
+    claims.take(Writer(id=WRITER))
+    storage.write(f"{HOLDS}/3-goes-{WRITER}-00c0ffee", 1, [(0, [memoryview(b"\n")])])
+    storage.write(f"{HOLDS}/3-goes-{'b' * 8}-00c0ffee", 1, [(0, [memoryview(b"\n")])])
+    sweep_step(storage, claims, "")
+    assert [mark[2] for mark in list_marks(storage).values()] == [WRITER]
+    with letting_go(storage, [1], WRITER):
+        pass
+    assert not list_marks(storage)
 
 
 def test_a_hold_whose_time_is_over_is_forgotten(storage: Storage) -> None:
@@ -116,7 +168,8 @@ def test_a_store_without_holds_is_a_typed_error(tmp_path: Path) -> None:
         add_hold(storage, 3, 60)
     assert (caught.value.path, caught.value.step) == (str(tmp_path), 3)
     (tmp_path / ".holdfast" / "holds").unlink()
-    with hold(storage, 3, 60):
+    begin_step(storage, 3)
+    with hold(storage, 3, "3", 60):
         (tmp_path / ".holdfast").rename(tmp_path / "moved")
         (tmp_path / ".holdfast").symlink_to(tmp_path / "moved")
     assert len(list((tmp_path / "moved" / "holds").iterdir())) == 1

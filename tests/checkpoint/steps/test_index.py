@@ -35,7 +35,6 @@ from holdfast.checkpoint.format.step_folders import has_record, list_steps
 from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.policy import KeepPolicy
 from holdfast.checkpoint.steps.background import BackgroundWorker
-from holdfast.checkpoint.steps.holds import add_hold
 from holdfast.checkpoint.steps.index import MOST_HELD, StepIndex
 from holdfast.checkpoint.storage import steady_time
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -106,11 +105,10 @@ def test_a_record_that_stays_keeps_its_packs(
     assert not index.remove([2]) and not has_record(storage, "2")
 
 
-def test_a_held_step_and_the_new_one_stay(storage: LocalStorage) -> None:
-    """Holds count when the decision is made; a new step that is older than others stays too."""
-    add_hold(storage, 2, 60)
+def test_the_new_step_stays(storage: LocalStorage) -> None:
+    """Also where it is older than others."""
     index = index_of(storage, KeepLast(1))
-    assert index.superfluous(StepFacts(0)) == [1, 3]
+    assert index.superfluous(StepFacts(0)) == [1, 2, 3]
     assert index_of(storage, KeepAll()).superfluous(StepFacts(0)) == []
 
 

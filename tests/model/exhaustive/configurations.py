@@ -16,6 +16,7 @@ from typing import Any
 
 from holdfast.checkpoint import KeepLast
 from holdfast.checkpoint.steps import file_lock, object_claims
+from holdfast.checkpoint.steps.holds import take_hold
 from holdfast.checkpoint.storage.base import Storage
 from holdfast.checkpoint.storage.local import LocalStorage
 
@@ -24,7 +25,7 @@ from .disk import AFTER, BEFORE, LATE, NOT_FOUND, Disk, memory_folder, observed_
 from .hosts import HostSaver, check_hosts, modelled_peers
 from .messages import ModelGroup, Post
 from .programs import Manager, read_held, read_newest, read_step, sweep
-from .rules import BOUNDED, FAILED, LIVES, ONE_MEANING, SAVED, Began, Broken
+from .rules import BOUNDED, FAILED, HELD, LIVES, ONE_MEANING, SAVED, Began, Broken
 from .scheduler import Chooser, Run
 from .search import Choice, Replay, Search
 from .story import tell
@@ -302,6 +303,28 @@ def _retention_and_hold(scene: Scene) -> None:
     scene.add("r", lambda: read_held(scene.world, scene.storage(), 4))
 
 
+def _retention_and_sweep(scene: Scene) -> None:
+    """What a writer that died was about to delete can be held once it was swept."""
+    writer = scene.manager("a", keep=KeepLast(1))
+    scene.serially("a", lambda: writer.save(4))
+    scene.add("a", lambda: writer.save(5))
+    scene.add("s", lambda: sweep(scene.storage()))
+
+    def check() -> None:
+        storage = scene.storage()
+        sweep(storage, force=True)
+        for folder in scene.world.judge.records:
+            if not take_hold(storage, int(folder), folder, 60.0):
+                raise Broken(HELD, f"step {folder} is there, and cannot be held")
+
+    scene.world.last_checks.append(check)
+
+
+def _retention_hold_and_sweep(scene: Scene) -> None:
+    _retention_and_sweep(scene)
+    scene.add("r", lambda: read_held(scene.world, scene.storage(), 4))
+
+
 def _overwrite_and_reader(scene: Scene) -> None:
     writer = scene.manager("a")
     scene.serially("a", lambda: writer.save(5))
@@ -369,6 +392,7 @@ def _both(
 ONE_ERROR = Faults(most=1, where=("link ", "put if unchanged", "rename "))
 ANY_ERROR = Faults(most=1)
 COMMITS = ("a", "link ")  # its record waits in its claim
+DECIDES = ("a", " .holdfast/holds")  # its step is committed
 CONFIGURATIONS = (
     *_both("two writers of one step", _two_writers),
     *_both("two writers of one step, one dies", _two_writers, faults={"a": DIES}, large=["folder"]),
@@ -418,6 +442,29 @@ CONFIGURATIONS = (
         "a commit with an unknown answer, and a reader", _writer_and_reader, faults={"a": ONE_ERROR}
     ),
     *_both("retention and a reader's hold", _retention_and_hold),
+    *_both(
+        "a policy as it lets go, and a hold, one error",
+        _retention_and_hold,
+        first=DECIDES,
+        faults={"a": Faults(most=1, where=("holds",))},
+        large=["folder"],
+    ),
+    _in(
+        "folder",
+        "a policy as it lets go, and a sweep, the writer dies",
+        _retention_and_sweep,
+        first=DECIDES,
+        faults={"a": DIES},
+        is_large=True,
+    ),
+    _in(
+        "bucket",
+        "a policy as it lets go, a hold and a sweep, the writer dies",
+        _retention_hold_and_sweep,
+        first=DECIDES,
+        faults={"a": DIES},
+        is_large=True,
+    ),
     *_both("overwrite and a reader", _overwrite_and_reader),
     *_both("overwrite and a reader, one error", _overwrite_and_reader, faults={"a": ONE_ERROR}),
     *_both("going back and saving on, beside an evaluator", back_and_on),

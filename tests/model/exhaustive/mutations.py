@@ -71,6 +71,10 @@ PROTOCOL = "agreement.save_protocol"
 OBJECT = "storage.object"
 LOCAL = "storage.local"
 GARBAGE = "steps.garbage"
+HOLDS = "steps.holds"
+MARKS = "run_side_by_side(lambda name: _write(storage, name), names, storage.max_concurrency)"
+TAKES = "name = add_hold(storage, step, seconds)"
+LOOKS = "going = {int(mark[1]) for mark in list_marks(storage).values()}"
 COMMIT = "saving.commit"
 
 MUTATIONS = (
@@ -279,11 +283,65 @@ MUTATIONS = (
     ),
     Mutation(
         "holds are not looked at",
-        module="steps.index",
-        function="StepIndex.superfluous",
-        text="held_steps(storage) |",
+        module=HOLDS,
+        function="letting_go",
+        text="if step not in held",
         instead="",
         found_in="retention and a reader's hold",
+        breaks=(rules.HELD,),
+    ),
+    Mutation(
+        "holds are looked at before steps are marked",
+        module=HOLDS,
+        function="letting_go",
+        text=f"{MARKS}\n    entries = storage.list(HOLDS)",
+        instead=f"entries = storage.list(HOLDS)\n    {MARKS}",
+        found_in="retention and a reader's hold",
+        breaks=(rules.HELD,),
+    ),
+    Mutation(
+        "marks are not looked at",
+        module=HOLDS,
+        function="take_hold",
+        text="step not in going and",
+        instead="",
+        found_in="retention and a reader's hold",
+        breaks=(rules.HELD,),
+    ),
+    Mutation(
+        "marks are looked at before a hold is written",
+        module=HOLDS,
+        function="take_hold",
+        text=f"{TAKES}\n    is_held = False\n    try:\n        {LOOKS}",
+        instead=f"{LOOKS}\n    {TAKES}\n    is_held = False\n    try:",
+        found_in="retention and a reader's hold",
+        breaks=(rules.HELD,),
+    ),
+    Mutation(
+        "a step that is gone is held",
+        module=HOLDS,
+        function="take_hold",
+        text="and has_record(storage, folder)",
+        instead="",
+        found_in="retention and a reader's hold",
+        breaks=(rules.HELD,),
+    ),
+    Mutation(
+        "a sweep forgets the marks of the living",
+        module=GARBAGE,
+        function="_sweep_steps",
+        text="if mark[2] not in standing",
+        instead="",
+        found_in="a hold and a sweep, the writer dies",
+        breaks=(rules.HELD,),
+    ),
+    Mutation(
+        "a sweep leaves the marks of the dead",
+        module=GARBAGE,
+        function="_sweep_steps",
+        text="forget_marks(",
+        instead="max(0, 1) or (",
+        found_in="a hold and a sweep, the writer dies",
         breaks=(rules.HELD,),
     ),
     Mutation(

@@ -22,7 +22,7 @@ from holdfast.checkpoint import (
 from holdfast.checkpoint import manager_parts as parts
 from holdfast.checkpoint.agreement.save_protocol import SaveResult
 from holdfast.checkpoint.format.record import read_record
-from holdfast.checkpoint.format.step_folders import has_record, read_step_names
+from holdfast.checkpoint.format.step_folders import read_step_names
 from holdfast.checkpoint.layouts.detect import ForeignSteps
 from holdfast.checkpoint.policy import KeepPolicy, StepFacts
 from holdfast.checkpoint.restoring.restore import read_json
@@ -31,15 +31,26 @@ from holdfast.checkpoint.saving.stager import JsonValue
 from holdfast.checkpoint.step_catalog import StepCatalog
 from holdfast.checkpoint.steps.claims import this_writer
 from holdfast.checkpoint.steps.garbage import fence_others, sweep_files
-from holdfast.checkpoint.steps.holds import add_hold, drop_hold
+from holdfast.checkpoint.steps.holds import drop_hold, take_hold
 from holdfast.checkpoint.steps.object_claims import open_claims
 from holdfast.checkpoint.steps.opening import look_at_steps
 from holdfast.checkpoint.storage.base import Storage
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import Solo
 
-from .rules import FAILED, SAVED, UNKNOWN, Began, Decides, Failed, GoesBack, May, Told, Took
-from .scheduler import READ, current_task
+from .rules import (
+    FAILED,
+    SAVED,
+    UNKNOWN,
+    Began,
+    Decides,
+    Failed,
+    GoesBack,
+    Holds,
+    May,
+    Told,
+    Took,
+)
 from .world import World
 
 OPTIONS = Options(check_free_space=False)
@@ -125,14 +136,9 @@ class Manager:
         world = self._world
 
         def decided(new: StepFacts, **more: Any) -> list[int]:
-            task = current_task()
-            assert task is not None
-            # What is held matters to it, whether or not the code looks.
-            holds = ".holdfast/holds/"
-            accesses = ((holds, READ), (f"root/{holds}", READ))
-            world.step(task, "decides which steps go", accesses, ())
-            world.effect(Decides(world.who()))
-            return superfluous(index, new, **more)
+            steps = superfluous(index, new, **more)
+            world.effect(Decides(world.who(), steps))
+            return steps
 
         def announced(steps: Sequence[int], **more: Any) -> Any:
             for step in steps:
@@ -189,12 +195,11 @@ def read_step(world: World, storage: Storage, step: int, *, as_newest: bool = Fa
 
 
 def read_held(world: World, storage: Storage, step: int) -> None:
-    """Holds a step, and restores it if it is still there, as `watch` and its caller do."""
+    """Holds a step, and restores it where it is held, as `watch` and its caller do."""
     who = world.who()
     world.effect(Began(who))
-    name = add_hold(storage, step, 60.0)
-    try:
-        if has_record(storage, str(step)):
-            read_step(world, storage, step)
-    finally:
+    name = take_hold(storage, step, str(step), 60.0)
+    if name:
+        world.effect(Holds(who, step, name))
+        read_step(world, storage, step)
         drop_hold(storage, name)

@@ -55,7 +55,6 @@ RECORD = "checkpoint.json"
 TOMBSTONE = b'{"format":"holdfast/tombstone"'
 _CLAIM = re.compile(r"\.holdfast/([0-9a-f]{8})/claim\.json")
 _MARK = re.compile(r"\.holdfast/left/[0-9a-f]+\.json")
-_HOLD = re.compile(r"\.holdfast/holds/(\d+)-")
 
 
 class Broken(Exception):
@@ -108,9 +107,19 @@ class May:
 
 @dataclass(frozen=True, slots=True)
 class Decides:
-    """A keep policy looks which steps go, and which are held."""
+    """A keep policy wants these steps to go, unless a reader holds them."""
 
     who: str
+    steps: Collection[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """A reader has been told that it holds a step, until the hold's file goes."""
+
+    who: str
+    step: int
+    hold: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +167,9 @@ class Failed:
     why: str
 
 
-Effect: TypeAlias = Named | Gone | Durable | May | Decides | GoesBack | Told | Began | Took | Failed
+Effect: TypeAlias = (
+    Named | Gone | Durable | May | Decides | Holds | GoesBack | Told | Began | Took | Failed
+)
 
 
 @dataclass
@@ -205,7 +216,8 @@ class Judge:
         self._left: set[tuple[int, str]] = set()
         self._left_then: dict[str, set[tuple[int, str]]] = {}
         self._gone_since: dict[str, set[int]] = {}  # by reader: steps that went since it began
-        self._held_then: dict[str, set[int]] = {}  # by who decided then
+        self._let_go: dict[str, Collection[int]] = {}  # by whose policy it is
+        self._holds: dict[str, int] = {}  # the steps that are held, by the holds' files
 
     def take(self, effect: Effect) -> None:
         """Notes an effect. Raises Broken."""
@@ -218,10 +230,10 @@ class Judge:
                 self._durable(name)
             case May(who, step):
                 self._may.add((who, step))
-            case Decides(who):
-                self._held_then[who] = {
-                    int(hold[1]) for name in self.files if (hold := _HOLD.match(name))
-                }
+            case Decides(who, steps):
+                self._let_go[who] = steps
+            case Holds():
+                self._held(effect)
             case GoesBack(_, save, base):
                 self._bases[save] = base
             case Told():
@@ -326,7 +338,7 @@ class Judge:
                 f"{who} takes the record of step {save.step}, save {standing.save}, away, and"
                 " nobody wanted that",
             )
-        if save.step in self._held_then.get(who, ()):
+        if save.step in self._let_go.get(who, ()) and save.step in self._holds.values():
             raise Broken(HELD, f"{who} deletes step {save.step}, which a reader holds")
         save.by_rule = True
         for gone in self._gone_since.values():
@@ -338,9 +350,7 @@ class Judge:
         self._unsynced_names.discard(name)
         if claim := _CLAIM.fullmatch(name):
             self._fenced.add(claim[1])
-        if dropped := _HOLD.match(name):
-            for held in self._held_then.values():
-                held.discard(int(dropped[1]))
+        self._holds.pop(name, None)
         folder, _, last = name.rpartition("/")
         if last == RECORD and folder in self.records:
             self._record_went(who, folder)
@@ -401,6 +411,12 @@ class Judge:
                 )
 
     # --- readers
+
+    def _held(self, effect: Holds) -> None:
+        standing = [self.saves[each.save].step for each in self.records.values()]
+        if effect.step not in standing:
+            raise Broken(HELD, f"{effect.who} holds step {effect.step}, which is not there")
+        self._holds[effect.hold] = effect.step
 
     def _took(self, effect: Took) -> None:
         save = self.saves.get(effect.save)

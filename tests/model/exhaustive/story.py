@@ -15,6 +15,7 @@ from .rules import (
     Failed,
     GoesBack,
     Gone,
+    Holds,
     May,
     Named,
     Told,
@@ -64,6 +65,8 @@ def tell_effect(effect: Effect) -> str:
             return f"{name} is gone"
         case Told(who, save, step, how):
             return f"{who} is told: step {step}, save {save}, {how}"
+        case Holds(who, step):
+            return f"{who} holds step {step}"
         case Took(who, step, save):
             return f"{who} has step {step} of save {save}"
         case Failed(who, step, _):
