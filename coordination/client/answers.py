@@ -40,7 +40,7 @@ _ONCE = ("InsertKeyValue", "IncrementKeyValue")
 allow_overwrite; without it, the client reads the key back to learn whether the first sending had
 arrived. An increment whose answer is lost fails.
 """
-_OWN_METHODS = ("Report", "ReportError", "SetKeys")
+_OWN_METHODS = ("Report", "ReportError", "SetKeys", "Stacks")
 
 
 def _method(messages: Any, name: str, *, idempotent: bool = True) -> Method:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from holdfast.coordination import CoordinationService, StatusClient
 from holdfast.coordination.client import followed_status
 from holdfast.coordination.client.followed_status import FollowedStatus
-from holdfast.coordination.names import STATUS
 from holdfast.coordination.server.sessions import ResponseWriter
 from holdfast.proto import session_pb2
 from tests.support.crowd import Crowd
@@ -39,10 +40,12 @@ class CrowdClient(StatusClient):
         self.tasks = 0
         self._crowd = crowd
 
-    def _call(self, method: object, request: session_pb2.StatusRequest) -> object:
+    def _call(
+        self, path: str, request: Any, response: Any, timeout_s: float | None = None
+    ) -> object:
         answer = Answer()
-        self._crowd.service.unary(STATUS, request.SerializeToString(), answer)
-        status = session_pb2.StatusResponse.FromString(answer.body)
+        self._crowd.service.unary(path, request.SerializeToString(), answer)
+        status = response.FromString(answer.body)
         self.received_bytes += len(answer.body)
         self.tasks += len(status.tasks)
         return status
