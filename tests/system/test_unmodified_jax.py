@@ -53,7 +53,7 @@ def test_others_go_on_when_process_0_is_killed() -> None:
         )
 
 
-HELD_INTERPRETER = program("held_interpreter")
+HELD_INTERPRETER = program("unmodified_jax_held")
 
 
 @pytest.mark.slow

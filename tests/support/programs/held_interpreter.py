@@ -1,23 +1,31 @@
-"""Runs in tests/system/test_unmodified_jax.py: a call of C holds the interpreter for longer than
-the coordinator's heartbeat timeout.
-"""
+"""A process with vitals: waits for a line, then holds its interpreter in a second function."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
+from typing import Any
 
-import jax
+from holdfast.multihost.liveness.vitals import Vitals
 
-from holdfast.coordination import CoordinationClient
 
-address = sys.argv[3]
-client = CoordinationClient(address, 0)
-client.connect()
-jax.distributed.initialize(
-    address, 1, 0, heartbeat_timeout_seconds=3, coordinator_bind_address="127.0.0.1:0"
-)
-ctypes.PyDLL(None).sleep(9)
-client.key_value_set("after", "it lives")
-os._exit(0)
+class Nobody:
+    """Takes reports, and tells nobody."""
+
+    def report(self, **values: Any) -> None:
+        pass
+
+
+def the_innocent_function() -> None:
+    print("there", flush=True)
+    sys.stdin.readline()
+
+
+def the_guilty_function() -> None:
+    print("held", flush=True)
+    ctypes.PyDLL(None).sleep(600)
+
+
+vitals = Vitals(Nobody(), 5, 1)  # type: ignore[arg-type]
+the_innocent_function()
+the_guilty_function()
