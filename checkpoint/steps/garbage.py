@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -78,19 +79,24 @@ def sweep_files(
     `listed` are the names of all files of the root, from a listing before this call: an opening
     has one, and the order of a sweep asks only that it is older than the look at the claims.
     """
-    return _sweep_steps(storage, claims, list_steps_files(storage, listed))
+    steps = list_steps_files(storage, listed)
+    return _sweep_steps(storage, claims, steps, list_marks(storage, listed))
 
 
 def sweep_step(storage: Storage, claims: Claims, step_dir: str) -> list[str]:
     """Does what `sweep_files` does for one step, or for the folder of a one-shot save ("")."""
-    return _sweep_steps(storage, claims, {step_dir: list_files(storage, step_dir)})
+    return _sweep_steps(storage, claims, {step_dir: list_files(storage, step_dir)}, {})
 
 
-def _sweep_steps(storage: Storage, claims: Claims, steps: Mapping[str, StepFiles]) -> list[str]:
-    """Sweeps steps whose files were listed before this call."""
+def _sweep_steps(
+    storage: Storage,
+    claims: Claims,
+    steps: Mapping[str, StepFiles],
+    marks: Mapping[str, re.Match[str]],
+) -> list[str]:
+    """Sweeps steps whose files, and marks of steps that go, were listed before this call."""
     # Listed after packs and marks: a claim is older than its packs, so a pack whose claim is not
     # found now has no writer that could still commit it.
-    marks = list_marks(storage)
     standing = claims.standing()
     forget_marks(storage, [name for name, mark in marks.items() if mark[2] not in standing])
     deleted: list[str] = []

@@ -13,6 +13,7 @@ sweep forgets the marks of dead writers.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import re
 import secrets
@@ -28,7 +29,7 @@ from .claims import FOLDER
 _log = logging.getLogger(__name__)
 HOLDS = f"{FOLDER}/holds"
 _NAME = re.compile(r"(\d{1,18})-(\d{1,9})-(\d{1,12})-[0-9a-f]{8}")
-_MARK = re.compile(r"(\d{1,18})-goes-([0-9a-f]{8})-[0-9a-f]{8}")
+_MARK = re.compile(rf"{re.escape(HOLDS)}/(\d{{1,18}})-goes-([0-9a-f]{{8}})-[0-9a-f]{{8}}")
 
 
 def take_hold(storage: Storage, step: int, folder: str, seconds: float) -> str:
@@ -92,24 +93,30 @@ def letting_go(storage: Storage, steps: Sequence[int], writer_id: str) -> Iterat
     """Yields those of the steps that a keep policy lets go that no reader holds, to be deleted in
     the block: while it runs nobody takes a hold on them. Raises the store's OSError.
     """
-    if not steps:
-        yield []
+    names = _mark(storage, steps, writer_id)
+    if not names:
+        yield list(steps)
         return
-    names = [f"{HOLDS}/{step}-goes-{writer_id}-{secrets.token_hex(4)}" for step in steps]
-    run_side_by_side(lambda name: _write(storage, name), names, storage.max_concurrency)
     entries = storage.list(HOLDS)
     held = _held_among(storage, entries)
     try:
         yield [step for step in steps if step not in held]
     finally:
         # Those too that an earlier error has left.
-        own = [name for name, mark in _marks_among(entries).items() if mark[2] == writer_id]
+        marks = list_marks(storage, [entry.name for entry in entries])
+        own = [name for name, mark in marks.items() if mark[2] == writer_id]
         forget_marks(storage, own)
 
 
-def list_marks(storage: Storage) -> dict[str, re.Match[str]]:
-    """Returns the marks of steps that are let go, by name; the groups are step and writer."""
-    return _marks_among(storage.list(HOLDS, names_only=True))
+def list_marks(storage: Storage, listed: Collection[str] | None = None) -> dict[str, re.Match[str]]:
+    """Returns the marks of steps that are let go, by name; the groups are step and writer.
+
+    `listed` are the names of all files of the root, or of the folder, where they are known.
+    """
+    if listed is None:
+        listed = [entry.name for entry in storage.list(HOLDS, names_only=True)]
+    marks = {name: _MARK.fullmatch(name) for name in listed}
+    return {name: mark for name, mark in marks.items() if mark is not None}
 
 
 def forget_marks(storage: Storage, names: Sequence[str]) -> None:
@@ -129,13 +136,22 @@ def held_steps(storage: Storage) -> set[int]:
     return _held_among(storage, storage.list(HOLDS))
 
 
+def _mark(storage: Storage, steps: Sequence[int], writer_id: str) -> list[str]:
+    """Returns the marks that it has written; none where something else stands than their folder:
+    nobody can hold a step there either.
+    """
+    names = [f"{HOLDS}/{step}-goes-{writer_id}-{secrets.token_hex(4)}" for step in steps]
+    try:
+        run_side_by_side(lambda name: _write(storage, name), names, storage.max_concurrency)
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+        return []
+    return names
+
+
 def _write(storage: Storage, name: str) -> None:
     storage.write(name, 1, [(0, [memoryview(b"\n")])])
-
-
-def _marks_among(entries: Collection[Entry]) -> dict[str, re.Match[str]]:
-    marks = {entry.name: _MARK.fullmatch(entry.name.rpartition("/")[2]) for entry in entries}
-    return {name: mark for name, mark in marks.items() if mark is not None}
 
 
 def _held_among(storage: Storage, entries: Collection[Entry]) -> set[int]:

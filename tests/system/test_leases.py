@@ -10,6 +10,7 @@ import queue
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,9 +122,13 @@ def test_a_coordinator_that_was_stopped_loses_nobody(
         for number, session in enumerate(sessions):
             everyone.requesting_task_id = number
             session.ask(5, "GetAliveTasks", everyone)
-        alive = [
-            coordination_pb2.GetAliveTasksResponse.FromString(session.answer(5).body).alive_task_ids
+        answers = [
+            session_pb2.LivingTasks.FromString(session.answer(5).body).packed
             for session in sessions
+        ]
+        alive = [
+            [task for task, life in enumerate(session_pb2.Lives.FromString(lives).lives) if life]
+            for lives in map(zlib.decompress, answers)
         ]
         assert alive == [[0, 1, 2]] * 3 and [session.end for session in sessions] == [None] * 3
     finally:

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.checkpoint import CheckpointError
 from holdfast.checkpoint.steps.claims import Writer
-from holdfast.checkpoint.steps.garbage import sweep_step
+from holdfast.checkpoint.steps.garbage import sweep_files
 from holdfast.checkpoint.steps.holds import (
     HOLDS,
     add_hold,
@@ -102,7 +102,7 @@ def test_marks_of_a_writer_that_died_go_with_its_claim(storage: Storage) -> None
     claims.take(Writer(id=WRITER))
     storage.write(f"{HOLDS}/3-goes-{WRITER}-00c0ffee", 1, [(0, [memoryview(b"\n")])])
     storage.write(f"{HOLDS}/3-goes-{'b' * 8}-00c0ffee", 1, [(0, [memoryview(b"\n")])])
-    sweep_step(storage, claims, "")
+    sweep_files(storage, claims)
     assert [mark[2] for mark in list_marks(storage).values()] == [WRITER]
     with letting_go(storage, [1], WRITER):
         pass

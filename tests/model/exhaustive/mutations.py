@@ -72,7 +72,10 @@ OBJECT = "storage.object"
 LOCAL = "storage.local"
 GARBAGE = "steps.garbage"
 HOLDS = "steps.holds"
-MARKS = "run_side_by_side(lambda name: _write(storage, name), names, storage.max_concurrency)"
+MARKS = """names = _mark(storage, steps, writer_id)
+    if not names:
+        yield list(steps)
+        return"""
 TAKES = "name = add_hold(storage, step, seconds)"
 LOOKS = "going = {int(mark[1]) for mark in list_marks(storage).values()}"
 COMMIT = "saving.commit"
@@ -235,10 +238,10 @@ MUTATIONS = (
         "a sweep lists claims before packs",
         module=GARBAGE,
         function="sweep_files",
-        text="return _sweep_steps(storage, claims, list_steps_files(storage, listed))",
+        text="steps = list_steps_files(storage, listed)",
         instead=(
             "standing = claims.standing(); claims.standing = lambda: standing;"
-            " return _sweep_steps(storage, claims, list_steps_files(storage, listed))"
+            " steps = list_steps_files(storage, listed)"
         ),
         found_in="an opening and a save, beside a sweep, in a bucket",
         breaks=(rules.LIVES,),
