@@ -148,7 +148,8 @@ def test_after_one_committed_step_all_is_as_ever(
 
 @pytest.fixture
 def notice() -> Iterator[None]:
-    """A notice to this process, which has no job."""
+    """A notice to this process, which has no job, and has asked for none."""
+    preemption.stop()
     notify_preemption(Notice("the machine is taken"))
     yield
     preemption.stop()
