@@ -288,11 +288,7 @@ class PackPlan:
 
 def plan_pack(plan: Plan, pack: int) -> PackPlan:
     """Returns one of this process's packs, made once a plan."""
-    key = f"pack {pack}"
-    if key not in plan.cache:
-        plan.cache[key] = lay_out_pack(plan, plan.own[pack])
-    planned: PackPlan = plan.cache[key]
-    return planned
+    return plan.once(f"pack {pack}", lambda: lay_out_pack(plan, plan.own[pack]))
 
 
 def lay_out_pack(plan: Plan, chunks: Sequence[Chunk]) -> PackPlan:

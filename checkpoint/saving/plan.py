@@ -17,16 +17,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..format.grid import Chunk, Grid, Ints, chunk_name
 from ..format.pack_header import HEADER_BYTES
 
+T = TypeVar("T")
 CHUNK_BYTES = 64 << 20
 SHARED_CHUNK_BYTES = 4 << 20  # replicated leaves are cut no smaller than this to be shared out
 SHARE_BYTES = 16 << 20  # of replicated leaves, at least this much for each rank that takes part
@@ -143,6 +144,13 @@ class Plan:
     total_bytes: int
     statics: Mapping[str, Any] = field(default_factory=dict)
     cache: dict[str, Any] = field(default_factory=dict)
+
+    def once(self, what: str, make: Callable[[], T]) -> T:
+        """Returns what `make` derives from the plan; it is called once a plan, for each `what`."""
+        if what not in self.cache:
+            self.cache[what] = make()
+        derived: T = self.cache[what]
+        return derived
 
     def held_only_by(self, rank: int) -> list[str]:
         """Returns the paths of the leaves that are lost, in whole or in part, with one rank."""

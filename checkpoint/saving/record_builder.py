@@ -251,14 +251,13 @@ def _laid_out_text(plan: Plan, reports: Sequence[ItemReport]) -> str:
 
 def tree_text(plan: Plan) -> TreeText:
     """Returns what a record says of a tree whose files are as planned; made once a plan."""
-    if "record" not in plan.cache:
-        plan.cache["record"] = _static_text(plan, _planned_files(plan))
+    text = plan.once("record", lambda: _static_text(plan, _planned_files(plan)))
     names = (
         *(plan.leaves[index].path for index in plan.local_leaves),
         *(leaf.path for leaf in plan.value_leaves),
     )
     kept = _kept_per_process(plan)
-    return TreeText(plan.hash, plan.cache["record"], len(plan.files), kept, names=names)
+    return TreeText(plan.hash, text, len(plan.files), kept, names=names)
 
 
 def _kept_per_process(plan: Plan) -> tuple[bool, ...]:
@@ -279,9 +278,7 @@ def _reported_files(plan: Plan, reports: Sequence[ItemReport]) -> list[Ints]:
     """Returns the file of each chunk of each array, as the processes report it."""
     if all(array is None for array in plan.arrays):
         return []
-    if "order" not in plan.cache:
-        plan.cache["order"] = _ChunkOrder.of(plan, len(reports))
-    order: _ChunkOrder = plan.cache["order"]
+    order = plan.once("order", lambda: _ChunkOrder.of(plan, len(reports)))
     first = 0
     files = []
     for report, count in zip(reports, order.counts, strict=True):

@@ -408,9 +408,8 @@ def view_replicas(
 
     `leaves` are those of the tree, before a cast; without a `turn` all are summed.
     """
-    if "replicas" not in plan.cache:
-        plan.cache["replicas"] = _Comparison(plan, leaves, may_differ)
-    sums = ReplicaSums(plan.cache["replicas"], turn, leaves, waits)
+    comparison = plan.once("replicas", lambda: _Comparison(plan, leaves, may_differ))
+    sums = ReplicaSums(comparison, turn, leaves, waits)
     return sums if sums.compares else None
 
 

@@ -446,15 +446,13 @@ def begin_copies(snapshots: Iterable[Snapshot]) -> None:
 
 def _are_on_host(plan: Plan, leaves: Sequence[Any]) -> bool:
     """Says whether all arrays lie in the host's memory; the same for all trees of one plan."""
-    if "on host" not in plan.cache:
-        devices: set[Any] = {
-            device
-            for leaf in leaves
-            if isinstance(leaf, jax.Array)
-            for device in leaf.sharding.device_set
-        }
-        plan.cache["on host"] = all(device.platform == "cpu" for device in devices)
-    return bool(plan.cache["on host"])
+
+    def look() -> bool:
+        shardings = {leaf.sharding for leaf in leaves if isinstance(leaf, jax.Array)}
+        devices: set[Any] = {device for each in shardings for device in each.device_set}
+        return all(device.platform == "cpu" for device in devices)
+
+    return plan.once("on host", look)
 
 
 class _HostShard:
