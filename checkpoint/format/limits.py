@@ -17,6 +17,7 @@ JSON_DEPTH = 200  # of lists and objects within each other, as of trees: JSON pa
 HEADER_LIMIT_BYTES = 100_000_000  # of a pack, as in the safetensors library
 RECORD_LIMIT_BYTES = 256 << 20
 # What Python raises where a text is not of the shape that is expected. SyntaxError: of a dtype.
+# No error of ours is among them.
 MALFORMED = (
     ValueError,
     LookupError,

@@ -270,8 +270,6 @@ def parse_record(data: bytes, path: str) -> Record:
         raise Corrupt.at(path, message)
     try:
         return _parse(json.loads(data), path)
-    except (HostileCheckpoint, Corrupt):
-        raise
     except MALFORMED as error:
         message = f"this is not a record that holdfast writes: {error!r}"
         raise HostileCheckpoint.at(path, message) from error

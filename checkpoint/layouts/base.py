@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import CheckpointError, Corrupt, StepNotFound
+from ..errors import Corrupt, StepNotFound
 from ..format.grid import Grid
 from ..format.limits import MALFORMED
 from ..format.record import ItemRecord, LeafRecord
@@ -228,8 +228,6 @@ def parsing(path: str) -> Iterator[None]:
     """Makes Corrupt, naming `path`, of whatever goes wrong in parsing what stands there."""
     try:
         yield
-    except CheckpointError:
-        raise
     except MALFORMED as error:
         raise Corrupt(
             f"{path} is damaged: what should describe its arrays does not ({error!r:.200})",

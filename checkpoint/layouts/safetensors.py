@@ -26,7 +26,7 @@ import numpy as np
 
 from ..arrays.dtypes import SAFETENSORS_NAMES, dtype_named
 from ..errors import Corrupt, HostileCheckpoint, StepNotFound
-from ..format.limits import HEADER_LIMIT_BYTES
+from ..format.limits import HEADER_LIMIT_BYTES, MALFORMED
 from ..format.pack_header import ALIGN_BYTES
 from ..format.record import ItemRecord, LeafRecord
 from ..restoring.match import listed
@@ -497,7 +497,7 @@ def shards_of_index(data: bytes) -> int | None:
     """Returns of how many files an index says that they are; None for what is no index."""
     try:
         return len(set(json.loads(data)["weight_map"].values())) or None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except MALFORMED:
         return None
 
 

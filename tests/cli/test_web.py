@@ -16,18 +16,23 @@ from tests.support.pages import HOLDFAST, fetch, snapshots
 need("uvicorn", "make setup")
 
 
+def _web(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Runs `holdfast web` without an address."""
+    return subprocess.run(
+        [*HOLDFAST, "web"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
 def test_a_machine_without_a_job_has_no_page() -> None:
     """Without an address there is nothing to show: one sentence, as `holdfast status` has it."""
     with tempfile.TemporaryDirectory(dir="/tmp") as base:  # a longer path would not hold a socket
         environment = os.environ | {"TMPDIR": base}
-        ended = subprocess.run(
-            [*HOLDFAST, "web"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        ended = _web(environment)
     assert ended.returncode == 3
     assert ended.stderr.startswith("Error: no job of this user runs on this machine (")
 
@@ -81,14 +86,7 @@ def test_of_several_jobs_none_is_taken() -> None:
                 stack.callback(job.terminate)
                 assert job.stderr is not None
                 assert "coordinator at" in job.stderr.readline()
-            ended = subprocess.run(
-                [*HOLDFAST, "web"],
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=60,
-            )
+            ended = _web(environment)
     assert ended.returncode == 2
     assert "2 jobs of this user run on this machine: give the address of one" in ended.stderr
     assert "one" in ended.stdout and "two" in ended.stdout
