@@ -226,17 +226,29 @@ def refused_names(members: Mapping[str, Any]) -> list[str]:
 
 
 def module_members(module: types.ModuleType, without: Set[str]) -> dict[str, Any]:
-    """Returns the classes that a module defines, and its functions where all stand for Orbax's."""
+    """Returns what is refused, the classes that a module defines, and its functions where all stand
+    for Orbax's. Of a module that defines nothing it is what it has from others of compat.
+    """
     if module.__name__ in PAGES_OF_THEIR_OWN:
         return {}
-    found = {}
-    for name, value in sorted(vars(module).items()):
-        has_file = hasattr(module, "__file__")
-        is_own = getattr(value, "__module__", "") == module.__name__ or not has_file
-        is_shown = isinstance(value, type) or module.__name__ in WITH_FUNCTIONS or not has_file
-        if is_own and is_shown and callable(value) and not name.startswith("_"):
-            found[name] = value
-    return {name: value for name, value in found.items() if name not in without}
+    refused = vars(module).get("REFUSED", "").split()
+    found = {name: getattr(module, name) for name in refused}
+    public = {
+        name: value
+        for name, value in sorted(vars(module).items())
+        if callable(value) and not name.startswith("_")
+    }
+    own = {name: value for name, value in public.items() if value.__module__ == module.__name__}
+    if not own:
+        room = module.__name__.partition(".orbax")[0]
+        own = {
+            name: value
+            for name, value in public.items()
+            if value.__module__.startswith(room) and not value.__module__.endswith(".refusals")
+        }
+    elif module.__name__ not in WITH_FUNCTIONS:
+        own = {name: value for name, value in own.items() if isinstance(value, type)}
+    return {name: value for name, value in (found | own).items() if name not in without}
 
 
 def commands_text() -> str:

@@ -220,15 +220,21 @@ TESTED_ELSEWHERE = {
         f"compat/orbax/{name}.py": "tests/compat/orbax/test_checkpoint_manager.py"
         for name in ("args", "handling/items", "metadata", "options", "roots/policies")
     },
-    "compat/orbax/face.py": "tests/compat/orbax/test_modules.py",
-    "compat/orbax/handlers.py": "tests/compat/orbax/test_checkpointers.py",
+    **{
+        f"compat/orbax/{name}.py": "tests/compat/orbax/test_modules.py"
+        for name in (
+            *("_src", "abstract_checkpoint_manager", "arrays", "checkpoint_managers"),
+            *("experimental", "face", "multihost", "path", "step", "tree", "utils", "version"),
+            *("v1/arrays", "v1/errors", "v1/handlers", "v1/path", "v1/tree"),
+        )
+    },
+    "compat/orbax/own_handlers.py": "tests/compat/orbax/test_handlers.py",
     "compat/orbax/startup/sitecustomize.py": "tests/compat/orbax/test_installation.py",
     **{
         f"compat/orbax/v1/{name}.py": "tests/compat/orbax/v1/test_checkpoints.py"
-        for name in ("options", "results")
+        for name in ("checkpointer", "options", "results")
     },
     "compat/orbax/trees/nested.py": "tests/compat/orbax/test_same.py",
-    "compat/orbax/v1/modules.py": "tests/compat/orbax/test_modules.py",
     "coordination/client/fork.py": "tests/system/test_forks.py",
     "coordination/names.py": "tests/coordination/client/test_answers.py",
     "coordination/vitals.py": "tests/multihost/liveness/test_vitals.py",
@@ -262,14 +268,14 @@ def test_no_wing_is_crowded_or_talks_too_much() -> None:
     """A room has at most 12 modules beside its wings (cli: a file a command), a wing at most 14 and
     a docstring for an `__init__`.
 
-    But for compat, whose wings are faces that stand for other libraries' modules.
+    But for compat, whose wings and files are faces that stand for other libraries' modules.
     """
     for room in set(ROOMS) - {"proto"}:
         assert room == "cli" or len([*(ROOT / room).glob("*.py")]) - 1 <= 12
         for init in (ROOT / room).glob("*/**/__init__.py"):
-            assert len([*init.parent.glob("*.py")]) - 1 <= 14, f"{init.parent} is crowded"
             if room == "compat":
                 continue
+            assert len([*init.parent.glob("*.py")]) - 1 <= 14, f"{init.parent} is crowded"
             (only,) = ast.parse(init.read_text()).body
             assert isinstance(only, ast.Expr) and isinstance(only.value, ast.Constant), (
                 f"{init}: a docstring and nothing else"

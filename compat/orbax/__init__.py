@@ -21,10 +21,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     import importlib
 
-    face = importlib.import_module(f"{__name__}.face")
-    if not hasattr(face, name):
-        raise AttributeError(
-            f"holdfast.compat.orbax has no {name!r}, and neither has orbax.checkpoint;"
-            " docs/from-orbax.md lists every name"
-        )
-    return getattr(face, name)
+    return getattr(importlib.import_module(f"{__name__}.face"), name)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from holdfast.checkpoint.arrays.jax_settings import cast_array
 
-from .refusals import not_covered
+from .refusals import OWN_HANDLER, not_covered, refusing
 
 
 class CheckpointArgs:
@@ -210,3 +210,98 @@ def cast(value: Any, save_args: SaveArgs | None) -> Any:
     if dtype is None or not hasattr(value, "dtype") or value.dtype == np.dtype(dtype):
         return value
     return cast_array(value, np.dtype(dtype))
+
+
+class CheckpointHandler:
+    """The base of handlers of one's own.
+
+    `save(directory, args=...)` writes files, `restore(directory, args=...)` reads them.
+    """
+
+    has_item: ClassVar[bool] = False  # whether it hands on an item, and writes no files
+
+    def metadata(self, directory: Any) -> Any:
+        """Returns None; nobody asks."""
+        return None
+
+    def finalize(self, directory: Any) -> None:
+        """Ends the work of `save`, on the primary."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    @classmethod
+    def typestr(cls) -> str:
+        """Returns the name of the class."""
+        return f"{cls.__module__}.{cls.__qualname__}"
+
+
+_handlers: dict[str, dict[type, type]] = {"save": {}, "restore": {}}
+
+
+def register_with_handler(
+    handler_cls: type, for_save: bool = False, for_restore: bool = False
+) -> Callable[[type], type]:
+    """Returns a decorator of a class of arguments, by which items are `handler_cls`'s."""
+    if not (for_save or for_restore):
+        raise ValueError("register_with_handler: expected for_save=True, for_restore=True, or both")
+
+    def register(cls: type) -> type:
+        if not issubclass(cls, CheckpointArgs):
+            raise TypeError(
+                f"register_with_handler: expected a class below CheckpointArgs, found {cls}"
+            )
+        for verb, wanted in (("save", for_save), ("restore", for_restore)):
+            if wanted:
+                _handlers[verb][cls] = handler_cls
+        return cls
+
+    return register
+
+
+def get_registered_handler_cls(arg: Any) -> type:
+    """Returns the handler that a class of arguments, or one of them, is registered with.
+
+    Raises TypeError for what is no class of arguments, ValueError where there is none.
+    """
+    cls = arg if isinstance(arg, type) else type(arg)
+    if not issubclass(cls, CheckpointArgs):
+        raise TypeError(f"expected a class below CheckpointArgs, found {cls}")
+    handler_cls = handler_of_args(cls)
+    if handler_cls is None:
+        raise ValueError(
+            f"no handler is registered for {cls}; decorate it with register_with_handler"
+        )
+    return handler_cls
+
+
+def handler_of_args(args_cls: type) -> type | None:
+    """Returns the handler that a class of arguments is registered with, None for none."""
+    return _handlers["save"].get(args_cls) or _handlers["restore"].get(args_cls)
+
+
+def registered_args_of(handler: Any, verb: str) -> type | None:
+    """Returns the arguments that a handler was registered with, None for none."""
+    cls = handler if isinstance(handler, type) else type(handler)
+    return next((args for args, each in _handlers[verb].items() if each is cls), None)
+
+
+def get_registered_args_cls(handler: Any) -> tuple[type, type]:
+    """Returns the classes of arguments that a handler was registered with: to save and to restore.
+
+    Raises ValueError.
+    """
+    to_save = registered_args_of(handler, "save")
+    to_restore = registered_args_of(handler, "restore")
+    if to_save is None or to_restore is None:
+        raise ValueError(f"no arguments are registered for {handler}")
+    return to_save, to_restore
+
+
+def has_registered_args(handler: Any) -> bool:
+    """Returns whether a handler was registered with arguments to save and to restore."""
+    return None not in (registered_args_of(handler, "save"), registered_args_of(handler, "restore"))
+
+
+REFUSED = "ProtoRestore ProtoSave"
+__getattr__ = refusing(__name__, OWN_HANDLER, REFUSED)

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -34,10 +34,12 @@ from holdfast.checkpoint.steps.claims import FOLDER as CLAIMS
 from holdfast.checkpoint.storage.path import absolute, open_storage
 from holdfast.multihost import is_primary_host, sync_global_processes
 
-from .handlers import is_own, make_args, to_path
+from .args import CheckpointArgs, CheckpointHandler  # noqa: F401
+from .checkpointers import AbstractCheckpointer, AsyncCheckpointer, Checkpointer  # noqa: F401
 from .handling.items import DEFAULT_ITEM, SavedItem, cancel, orbax_errors
 from .handling.items import StepAlreadyExistsError as StepAlreadyExistsError
-from .handling.registry import check_args, handler_in
+from .handling.registry import CheckpointHandlerRegistry, check_args, handler_in  # noqa: F401
+from .handling.standard import CompositeCheckpointHandler, JsonCheckpointHandler  # noqa: F401
 from .metadata import (
     RootMetadata,
     StepMetadata,
@@ -45,8 +47,9 @@ from .metadata import (
     step_metadata,
     with_item_metadata,
 )
-from .options import AsyncOptions, CheckpointManagerOptions
-from .refusals import not_covered, refuse
+from .options import AsyncOptions, CheckpointManagerOptions, FileOptions, MultiprocessingOptions  # noqa: F401
+from .own_handlers import arguments, is_own, to_path
+from .refusals import METADATA, not_covered, refuse, refusing
 from .roots.policies import (
     AskToKeep,
     AskToSave,
@@ -58,6 +61,7 @@ from .roots.root import Trash, called_otherwise, read_root_metadata, write_root_
 
 _log = logging.getLogger(__name__)
 CALL = "CheckpointManager"
+DEFAULT_ITEM_NAME = DEFAULT_ITEM
 METRIC_ITEM_NAME = "metrics"
 
 
@@ -392,11 +396,7 @@ class CheckpointManager(AbstractCheckpointManager):
         return args_lib.Composite(**given)
 
     def _legacy_item(self, name: str, item: Any, kwargs: Any, verb: str) -> Any:
-        handler = self._handlers.get(name)
-        if is_own(handler):
-            return make_args(handler, verb, *([] if item is None else [item]), **kwargs)
-        usual = args_lib.StandardSave if verb == "save" else args_lib.StandardRestore
-        return getattr(handler, f"{verb}_args", usual)(item, **kwargs)
+        return arguments(self._handlers.get(name), verb, [] if item is None else [item], kwargs)
 
     def _composite(self, args: Any) -> Mapping[str, Any]:
         """Returns the arguments by item; the first call decides whether it is one or several."""
@@ -454,11 +454,9 @@ class CheckpointManager(AbstractCheckpointManager):
             if args is None and (items is not None or restore_kwargs is not None):
                 args = self._legacy(items, restore_kwargs, "restore")
 
-            def read(name: str, like: Any, **options: Any) -> Any:
-                if directory is not None:
-                    return load(saved.path, like, item=name, **options)
-                return self.native.restore(chosen, like, item=name, **options)
-
+            read = functools.partial(self.native.restore, chosen)
+            if directory is not None:
+                read = functools.partial(load, saved.path)
             restored: dict[str, Any] = {}
             for name, each in self._wanted(args, saved).items():
                 if name in left_out_of(saved) and not self._single:
@@ -619,6 +617,9 @@ class _LazyInfos(Sequence[PolicyCheckpointInfo]):
         return [_LazyInfo(step, self._manager) for step in chosen]
 
 
-def steps_in(directory: Any) -> Iterable[int]:
-    """Returns the finished steps of a root, of holdfast's and Orbax's layouts, ascending."""
-    return list(find_steps(open_storage(directory)))
+REFUSED = (
+    "CheckpointInfo ProtoCheckpointHandler METADATA_ITEM_NAME RESERVED_ITEM_NAMES"
+    " deserialize_root_metadata determine_default_item_mode_from_args is_async_checkpointer"
+    " serialize_root_metadata"
+)
+__getattr__ = refusing(__name__, METADATA, REFUSED)

@@ -6,28 +6,23 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 from holdfast.checkpoint import iterate_steps, wait_for_new_step
-from holdfast.checkpoint.storage.path import absolute
+from holdfast.checkpoint.layouts.detect import find_steps
+from holdfast.checkpoint.storage.path import absolute, open_storage
 
 from .args import ArrayRestoreArgs, RestoreArgs
-from .checkpoint_manager import steps_in
+from .handling.items import PLACEHOLDER  # noqa: F401
 from .metadata import ArrayMetadata, ScalarMetadata, StringMetadata
-from .refusals import refuse
+from .refusals import PATHS, check_options, refuse, refusing
 
 # How steps are called, and where snapshots go: of no effect, steps are found by their numbers.
-NAMES = (
-    "ignore_snapshot_errors",
-    "snapshot_dir",
-    "step_format_fixed_length",
-    "step_name_format",
-    "step_prefix",
-)
+NAMES = "ignore_snapshot_errors snapshot_dir step_format_fixed_length step_name_format step_prefix"
 
 
 class _Durations:
@@ -88,13 +83,6 @@ def construct_restore_args(
     return jax.tree.map(of_leaf, target, sharding_tree)
 
 
-def check_names(call: str, names: Mapping[str, Any]) -> None:
-    """Raises TypeError for words that are none of Orbax's."""
-    unknown = sorted(set(names) - set(NAMES))
-    if unknown:
-        raise TypeError(f"{call}() got an unexpected keyword argument {unknown[0]!r}")
-
-
 @contextlib.contextmanager
 def wait_for_new_checkpoint(
     checkpoint_dir: str | os.PathLike[str],
@@ -109,7 +97,7 @@ def wait_for_new_checkpoint(
 
     It is -1 when `timeout` seconds have passed.
     """
-    check_names("wait_for_new_checkpoint", names)
+    check_options("wait_for_new_checkpoint", names, NAMES)
     refuse("wait_for_new_checkpoint", "pass timeout, in seconds", timeout_fn=timeout_fn)
     after = None if until_step is None else until_step - 1
     timeout_s = math.inf if timeout is None else timeout
@@ -130,7 +118,7 @@ def checkpoints_iterator(
 
     Ends when `timeout` seconds have passed without one (and `timeout_fn` says so).
     """
-    check_names("checkpoints_iterator", names)
+    check_options("checkpoints_iterator", names, NAMES)
     # Not in the generator, which begins with the loop: the path is that of this call.
     folder = absolute(checkpoint_dir)
     return _checkpoints(folder, min_interval_secs, timeout, timeout_fn)
@@ -159,9 +147,13 @@ def checkpoint_steps(
     checkpoint_dir: str | os.PathLike[str], single_host_load_and_broadcast: bool = False
 ) -> list[int]:
     """Returns the finished steps of a root, ascending."""
-    return list(steps_in(checkpoint_dir))
+    return list(find_steps(open_storage(checkpoint_dir)))
 
 
 def any_checkpoint_step(checkpoint_dir: str | os.PathLike[str]) -> int | None:
     """Returns a finished step of a root, None where there is none."""
-    return next(iter(steps_in(checkpoint_dir)), None)
+    return next(iter(checkpoint_steps(checkpoint_dir)), None)
+
+
+REFUSED = "STANDARD_ARRAY_TYPES get_snapshot_dir_from_step_dir restore_args_from_target"
+__getattr__ = refusing(__name__, PATHS, REFUSED)

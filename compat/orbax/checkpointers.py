@@ -13,11 +13,10 @@ from holdfast.checkpoint import SaveHandle, save, save_async
 from holdfast.checkpoint.storage.path import absolute, open_storage
 from holdfast.multihost import is_primary_host
 
-from .handlers import is_own, make_args
-from .handling.items import DEFAULT_ITEM, cancel, orbax_errors
-from .handling.standard import CompositeCheckpointHandler
-from .metadata import StepMetadata, step_metadata, with_item_metadata
+from .handling.items import cancel, orbax_errors
+from .metadata import StepMetadata, step_metadata
 from .options import AsyncOptions
+from .own_handlers import arguments
 from .refusals import check_options
 
 # The file by which programs, Flax among them, know a folder that a checkpointer wrote.
@@ -68,12 +67,10 @@ class Checkpointer(AbstractCheckpointer):
 
         Raises ValueError where a checkpoint is there already.
         """
-        given = self._given(args, kwargs, "save")
+        given = arguments(self._handler, "save", args, kwargs)
         call = f"{type(self).__name__}.save"
         with orbax_errors():
-            items = standard.items_to_save(call, self._handler, given)
-            several = given if isinstance(given, Mapping) else {DEFAULT_ITEM: given}
-            metadata = with_item_metadata(custom_metadata, several)
+            items, metadata = standard.items_to_save(call, self._handler, given, custom_metadata)
             self._save(directory, items, overwrite=force, metadata=metadata)
 
     def _save(
@@ -84,21 +81,7 @@ class Checkpointer(AbstractCheckpointer):
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Restores. Raises FileNotFoundError, ValueError."""
-        given = self._given(args, kwargs, "restore")
-        return self._restore(directory, given)
-
-    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any], verb: str) -> Any:
-        """Returns the arguments: `args=...`, one of them by position, or what makes them."""
-        if isinstance(kwargs.get("args"), args_lib.CheckpointArgs):
-            return kwargs["args"]
-        if args and isinstance(args[0], args_lib.CheckpointArgs):
-            return args[0]
-        if isinstance(self._handler, CompositeCheckpointHandler):
-            return None
-        if is_own(self._handler):
-            return make_args(self._handler, verb, *args, **kwargs)
-        given: args_lib.CheckpointArgs = self._handler.arguments(verb, args, kwargs)
-        return given
+        return self._restore(directory, arguments(self._handler, "restore", args, kwargs))
 
     def _restore(self, directory: str | os.PathLike[str], given: Any) -> Any:
         call = f"{type(self).__name__}.restore"

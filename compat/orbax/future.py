@@ -69,11 +69,3 @@ class CommitFutureAwaitingContractedSignals:
 
     def cancel(self) -> None:
         """Does nothing: what was begun ends."""
-
-
-__all__ = [
-    "ChainedFuture",
-    "CommitFutureAwaitingContractedSignals",
-    "Future",
-    "NoopFuture",
-]

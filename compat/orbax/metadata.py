@@ -11,7 +11,7 @@ import numpy as np
 
 from holdfast.checkpoint import Structure
 
-from .refusals import refuse
+from .refusals import METADATA, refuse, refusing
 from .trees.shardings import NamedShardingMetadata as NamedShardingMetadata
 from .trees.shardings import ShardingMetadata as ShardingMetadata
 from .trees.shardings import SingleDeviceShardingMetadata as SingleDeviceShardingMetadata
@@ -205,3 +205,7 @@ def step_metadata(saved: Structure, item_metadata: Any) -> StepMetadata:
         commit_timestamp_nsecs=nanoseconds(saved.finished_s),
         custom_metadata=custom_metadata_of(saved),
     )
+
+
+REFUSED = "MetadataStore get_step_metadata metadata_store tree value"
+__getattr__ = refusing(__name__, METADATA, REFUSED)

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
 PAGE = "docs/from-orbax.md"
 FACE = "holdfast.compat.orbax"
+# What to do instead, where more than one module says so.
+OWN_HANDLER = (
+    "give handlers of your own by item, CheckpointManager(item_handlers={...}), or register their"
+    " arguments: args.register_with_handler"
+)
+PATHS = "leave it out: steps are folders with plain numbers, found by manager.all_steps()"
+METADATA = "manager.metadata(step), or holdfast.checkpoint.structure(path)"
+PRIVATE = (
+    "what lies below _src is Orbax's own affair: use the name that orbax.checkpoint has for it"
+)
+PATHWAYS = (
+    "holdfast.multihost.is_pathways_backend() says where a program runs; a save needs nothing more"
+)
+TESTING = "it serves Orbax's own tests"
 
 
 def not_covered(call: str, nearest: str) -> NotImplementedError:
@@ -50,6 +65,7 @@ class _StandIn(type):
         return stand_in(f"{cls.__module__}.{cls.__qualname__}", name, cls.refusal)
 
 
+@functools.cache
 def stand_in(module: str, name: str, nearest: str) -> Any:
     """Returns what stands for a name of `module` that is not covered."""
     return _StandIn(name, (), {"__module__": module, "__qualname__": name, "refusal": nearest})
@@ -63,24 +79,23 @@ def refusal_of(value: Any) -> str | None:
     return refusal
 
 
-def make_module(name: str, *, refused: str = "", reason: str = "", **names: Any) -> ModuleType:
-    """Makes the module `holdfast.compat.orbax.<name>` of covered names and of stand-ins.
+def refusing(module: str, reason: str, names: str = "") -> Callable[[str], Any]:
+    """Returns the `__getattr__` of a module by which these names, or all, are stand-ins."""
+    real = module.replace(FACE, "orbax.checkpoint")
 
-    With a reason, and without a list of the refused names, every other name is a stand-in.
-    """
+    def find(name: str) -> Any:
+        if name.startswith("__") or (names and name not in names.split()):
+            raise AttributeError(f"{module} has no {name!r}, and neither has {real}; see {PAGE}")
+        return stand_in(real, name, reason)
+
+    return find
+
+
+def make_module(name: str, reason: str, **names: Any) -> ModuleType:
+    """Makes the module `holdfast.compat.orbax.<name>` of covered names; all others are refused."""
     module = ModuleType(f"{FACE}.{name}", "Stands for a module of Orbax's.")
-    real = f"orbax.checkpoint.{name}"
-    stand_ins = {each: stand_in(real, each, reason) for each in refused.split()}
-    vars(module).update(stand_ins, **names)
+    vars(module).update(names, __getattr__=refusing(module.__name__, reason))
     if not names:
         vars(module)["__holdfast_refusal__"] = reason
-    if not names or (reason and not refused):
-        vars(module)["__getattr__"] = lambda each: _any_name(real, each, reason)
     sys.modules[module.__name__] = module
     return module
-
-
-def _any_name(module: str, name: str, reason: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(f"{module} has no {name}")
-    return stand_in(module, name, reason)

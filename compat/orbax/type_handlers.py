@@ -16,8 +16,8 @@ import numpy as np
 from .args import ArrayRestoreArgs
 from .args import RestoreArgs as RestoreArgs
 from .args import SaveArgs as SaveArgs
-from .handlers import to_path
-from .refusals import check_options, not_covered
+from .own_handlers import to_path
+from .refusals import check_options, not_covered, refusing
 
 LEAF_TYPES = (
     "holdfast.checkpoint.register_leaf_type saves a type of your own by arrays, numbers and texts"
@@ -171,23 +171,10 @@ def register_standard_handlers_with_options(**options: Any) -> None:
     """Does nothing: how bytes lie in files is holdfast's own affair."""
 
 
-__all__ = [
-    "ArrayHandler",
-    "ArrayRestoreArgs",
-    "NumpyHandler",
-    "ParamInfo",
-    "RestoreArgs",
-    "SaveArgs",
-    "ScalarHandler",
-    "SingleReplicaArrayHandler",
-    "SingleReplicaArrayRestoreArgs",
-    "StringHandler",
-    "TypeHandler",
-    "get_type_handler",
-    "has_type_handler",
-    "is_ocdbt_checkpoint",
-    "is_supported_type",
-    "register_standard_handlers_with_options",
-    "register_type_handler",
-    "supported_types",
-]
+REFUSED = (
+    "TypeHandlerRegistry check_input_arguments create_type_handler_registry"
+    " get_cast_tspec_deserialize get_cast_tspec_serialize get_json_tspec_read get_json_tspec_write"
+    " get_ts_context is_supported_aggregation_type is_supported_empty_value"
+    " merge_ocdbt_per_process_files"
+)
+__getattr__ = refusing(__name__, LEAF_TYPES, REFUSED)

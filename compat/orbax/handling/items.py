@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 import holdfast.compat.orbax.args as args_lib
-import holdfast.compat.orbax.handlers as handlers_lib
 from holdfast.checkpoint import (
     SAVED,
     ItemStructure,
@@ -39,15 +38,16 @@ from ..metadata import (
     leaf_metadata,
     to_shape_dtype_struct,
 )
+from ..own_handlers import to_path
 from ..refusals import PAGE, not_covered
+from ..transform_utils import SEPARATOR, Rules
 from ..trees.flat import from_flat_dict, to_flat_dict
 from ..trees.shardings import sharding_of
-from ..trees.transforms import SEPARATOR, Rules
 
 DEFAULT_ITEM = "default"
 PLACEHOLDER = ...
 NUMBERS = (bool, int, float, complex)
-Reader: TypeAlias = Callable[..., Any]  # (item, like, partial=, cast=) -> the item
+Reader: TypeAlias = Callable[..., Any]  # (like, item=, partial=, cast=) -> the item
 
 
 class StepAlreadyExistsError(ValueError):
@@ -79,11 +79,8 @@ def cancel(handle: SaveHandle) -> bool:
     return True
 
 
-def to_save(call: str, args: Any, handler: Any = None) -> Any:
-    """Returns an item for `save(items=...)`; `handler` is the one that was given for it."""
-    own = handlers_lib.handler_for(handler, args)
-    if handlers_lib.is_own(own):
-        return handlers_lib.files_to_save(own, args)
+def to_save(call: str, args: Any) -> Any:
+    """Returns an item for `save(items=...)`, of the arguments of a handler of Orbax's."""
     if isinstance(args, args_lib.JsonSave):
         return Json(args.item)
     if args is None:
@@ -156,20 +153,11 @@ class SavedItem:
 
     def read(self, like: Any, **options: Any) -> Any:
         """Reads the item like `like`, with the options of `holdfast.checkpoint.load`."""
-        return self.reader(self.name, like, **options)
+        return self.reader(like, item=self.name, **options)
 
 
-def restore_item(item: SavedItem, args: Any, handler: Any = None) -> Any:
-    """Restores an item as its arguments ask for; `handler` is the one that was given for it."""
-    if item.kind == "files":
-        own = handlers_lib.handler_for(handler, args)
-        if not handlers_lib.is_own(own):
-            raise not_covered(
-                f"{item.call}: the item {item.name!r}, of a handler that only its writer knows",
-                f"give it: CheckpointManager(item_handlers={{{item.name!r}: handler}}), or restore"
-                " the files with holdfast.checkpoint.load",
-            )
-        return item.read(handlers_lib.files_to_restore(own, args))
+def restore_item(item: SavedItem, args: Any) -> Any:
+    """Restores an item as its arguments ask for."""
     for_json = isinstance(args, args_lib.JsonRestore)
     if args is not None and for_json != (item.kind == "json"):
         raise ValueError(
@@ -341,7 +329,7 @@ def restore_tree(
     leaves = list(_by_path(tree))
     likes = _likes(saved, leaves, _tree(restore_args), as_saved or target is None)
     left_out = {
-        path for path, leaf in leaves if leaf in _LEFT_OUT or (partial and path not in saved)
+        path for path, leaf in leaves if _is_left_out(leaf) or (partial and path not in saved)
     }
     if left_out and not partial:
         _check_all_are_asked_for(item, saved, leaves)
@@ -366,21 +354,13 @@ def _ended(
     return jax.tree.unflatten(treedef, ended)
 
 
-class _NoLeaf:
-    """Stands for a None in a target where a leaf was saved: it is not read."""
+# Stands for a None in a target where a leaf was saved: it is not read.
+_NO_LEAF = object()
 
 
-_NO_LEAF = _NoLeaf()
-
-
-class _LeftOut:
-    """The leaves of a target that are not read: they are compared by identity."""
-
-    def __contains__(self, leaf: object) -> bool:
-        return leaf is PLACEHOLDER or leaf is _NO_LEAF
-
-
-_LEFT_OUT = _LeftOut()
+def _is_left_out(leaf: Any) -> bool:
+    """Says whether a leaf of a target is not read."""
+    return leaf is PLACEHOLDER or leaf is _NO_LEAF
 
 
 def _mark_nones(target: Any, saved: Mapping[str, Any]) -> Any:
@@ -439,7 +419,7 @@ def _likes(
 
 def _like(saved: Any, target: Any, args: Any, as_saved: bool) -> Any:
     """Returns what a leaf is to be like."""
-    if target in _LEFT_OUT or saved is None:
+    if _is_left_out(target) or saved is None:
         return target
     if args is not None and (args.restore_type is not None or args.dtype is not None):
         return _like_args(saved, args)
@@ -541,7 +521,7 @@ def plain(tree: Any) -> Any:
 
 def trees_metadata(saved: Structure) -> dict[str, Any]:
     """Returns the metadata of each item."""
-    path = handlers_lib.to_path(saved.path)
+    path = to_path(saved.path)
     return {
         name: tree_metadata(item, path / name, item_metadata_of(saved, name))
         for name, item in saved.items.items()

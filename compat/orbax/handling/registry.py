@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
-import holdfast.compat.orbax.handlers as handlers_lib
+import holdfast.compat.orbax.args as args_lib
 import holdfast.compat.orbax.handling.standard as standard
 
-Entries = MutableMapping[tuple[str | None, type], Any]
 # Orbax's own handlers: their arguments need no registration.
 _STANDARD = (
     standard.ArrayCheckpointHandler,
@@ -21,38 +20,18 @@ _STANDARD = (
 
 
 class AlreadyExistsError(ValueError):
-    """The item has an entry for these arguments."""
+    """The item has an entry for these arguments, or handlers."""
 
 
 class NoEntryError(KeyError):
-    """The item has none for these arguments."""
+    """The item has none."""
 
 
-class CheckpointHandlerRegistry(Protocol):
-    """What a registry does."""
-
-    def add(self, item: str | None, args: Any, handler: Any = None) -> None:
-        """Adds an entry."""
-        ...
-
-    def get(self, item: str | None, args: Any) -> Any:
-        """Returns a handler."""
-        ...
-
-    def has(self, item: str | None, args: Any) -> bool:
-        """Says whether there is an entry."""
-        ...
-
-    def get_all_entries(self) -> Entries:
-        """Returns the handlers by item and class of arguments."""
-        ...
-
-
-class DefaultCheckpointHandlerRegistry(CheckpointHandlerRegistry):
+class DefaultCheckpointHandlerRegistry:
     """Handlers by item and class of arguments; those of no item (None) are for all others."""
 
-    def __init__(self, other_registry: CheckpointHandlerRegistry | None = None) -> None:
-        self._entries: Entries = {}
+    def __init__(self, other_registry: Any = None) -> None:
+        self._entries: dict[tuple[str | None, type], Any] = {}
         if other_registry is not None:
             for (item, args), handler in other_registry.get_all_entries().items():
                 self.add(item, args, handler)
@@ -80,7 +59,7 @@ class DefaultCheckpointHandlerRegistry(CheckpointHandlerRegistry):
         """Says whether an item has a handler for a class of arguments."""
         return (item, _class_of(args)) in self._entries
 
-    def get_all_entries(self) -> Entries:
+    def get_all_entries(self) -> dict[tuple[str | None, type], Any]:
         """Returns the handlers by item and class of arguments."""
         return self._entries
 
@@ -88,7 +67,10 @@ class DefaultCheckpointHandlerRegistry(CheckpointHandlerRegistry):
         return f"{type(self).__name__}({self._entries})"
 
 
-def create_default_handler_registry(**items: Any) -> CheckpointHandlerRegistry:
+CheckpointHandlerRegistry = DefaultCheckpointHandlerRegistry
+
+
+def create_default_handler_registry(**items: Any) -> DefaultCheckpointHandlerRegistry:
     """Returns a registry of handlers by item, each with its arguments to save and to restore."""
     registry = DefaultCheckpointHandlerRegistry()
     for item, handler in items.items():
@@ -97,7 +79,7 @@ def create_default_handler_registry(**items: Any) -> CheckpointHandlerRegistry:
     return registry
 
 
-def check_args(registry: CheckpointHandlerRegistry, given: Mapping[str, Any]) -> None:
+def check_args(registry: Any, given: Mapping[str, Any]) -> None:
     """Raises ValueError for an item whose arguments are none of those that its entries name."""
     entries = registry.get_all_entries()
     for item, args in given.items():
@@ -108,7 +90,7 @@ def check_args(registry: CheckpointHandlerRegistry, given: Mapping[str, Any]) ->
             )
 
 
-def handler_in(registry: CheckpointHandlerRegistry | None, item: str, args: Any) -> Any:
+def handler_in(registry: Any, item: str, args: Any) -> Any:
     """Returns the handler that a registry has for an item and its arguments, None for none."""
     if registry is None or args is None:
         return None
@@ -126,10 +108,10 @@ def _handler_of_args(args: type) -> type:
     for cls in _STANDARD:
         if args in (cls.save_args, cls.restore_args):
             return cls
-    return handlers_lib.get_registered_handler_cls(args)
+    return args_lib.get_registered_handler_cls(args)
 
 
 def _args_of_handler(handler: Any) -> tuple[type, ...]:
-    if isinstance(handler, standard.Handler) and not handlers_lib.has_registered_args(handler):
+    if isinstance(handler, standard.Handler) and not args_lib.has_registered_args(handler):
         return handler.save_args, handler.restore_args
-    return handlers_lib.get_registered_args_cls(handler)
+    return args_lib.get_registered_args_cls(handler)

@@ -13,18 +13,28 @@ import pathlib
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import holdfast.compat.orbax.args as args_lib
-import holdfast.compat.orbax.handlers as handlers_lib
 import holdfast.compat.orbax.handling.items as items_lib
 from holdfast.checkpoint import SaveHandle, Structure, load, save_async, structure
 from holdfast.checkpoint.layouts.detect import layout_of
 from holdfast.checkpoint.storage.path import StorePath, split
 
-from ..args import CheckpointArgs
-from ..handlers import CheckpointHandler, handler_for, is_own, run_to_end, to_path
+from ..args import CheckpointArgs, CheckpointHandler, handler_of_args
 from ..metadata import item_metadata_of, with_item_metadata
+from ..own_handlers import (
+    arguments,
+    call_restore,
+    call_save,
+    files_to_restore,
+    files_to_save,
+    handler_for,
+    is_own,
+    run_to_end,
+    to_path,
+)
 from ..refusals import check_options, not_covered, refuse
 from .items import DEFAULT_ITEM, SavedItem, orbax_errors
 
@@ -78,9 +88,7 @@ class Handler(CheckpointHandler):
             return []
         call = f"{type(self).__name__}.save"
         with orbax_errors():
-            items = items_to_save(call, self, given)
-            several = given if isinstance(given, Mapping) else {DEFAULT_ITEM: given}
-            metadata = with_item_metadata(None, several)
+            items, metadata = items_to_save(call, self, given)
             return [SaveFuture(save_async(directory, items=items, metadata=metadata))]
 
     def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
@@ -104,18 +112,10 @@ class Handler(CheckpointHandler):
         """Returns the arguments of a call: `args=...`, one of them by position, or what makes
         them.
         """
-        usual = self.save_args if verb == "save" else self.restore_args
-        given = kwargs.get("args")
-        if given is None and args and isinstance(args[0], CheckpointArgs):
-            given = args[0]
-        if given is None:
-            rest = {name: value for name, value in kwargs.items() if name != "args"}
-            made: CheckpointArgs = usual(*args, **rest)
-            return made
-        if type(given) in handlers_lib.registered_args():
-            return _like_usual(usual, given)
-        checked: CheckpointArgs = given
-        return checked
+        given: CheckpointArgs = arguments(self, verb, args, kwargs)
+        if handler_of_args(type(given)) is None:
+            return given
+        return _like_usual(self.save_args if verb == "save" else self.restore_args, given)
 
 
 def _like_usual(usual: type, given: CheckpointArgs) -> CheckpointArgs:
@@ -241,23 +241,27 @@ def _overridden(handler: Any) -> list[str]:
 # --- items by their handlers
 
 
-def items_to_save(call: str, handler: Any, given: Any) -> dict[str, Any]:
-    """Returns what `save(items=...)` takes for a folder; its handler is of those above, or one's
-    own.
+def items_to_save(
+    call: str, handler: Any, given: Any, metadata: Any = None
+) -> tuple[dict[str, Any], Any]:
+    """Returns what `save(items=..., metadata=...)` takes for a folder; its handler is of those
+    above, or one's own.
     """
     several = given if isinstance(given, args_lib.Composite) else {DEFAULT_ITEM: given}
     of_item = handler.handler_of if isinstance(handler, Handler) else lambda name: handler
-    return {name: to_save(call, each, of_item(name)) for name, each in several.items()}
+    items = {name: to_save(call, each, of_item(name)) for name, each in several.items()}
+    return items, with_item_metadata(metadata, several)
 
 
 def to_save(call: str, args: Any, handler: Any = None) -> Any:
     """Returns an item for `save(items=...)`; `handler` is the one that was given for it."""
     chosen = handler_for(handler, args)
-    if not isinstance(chosen, Handler):
-        return items_lib.to_save(call, args, chosen)
-    if "async_save" not in _overridden(chosen) and "save" not in _overridden(chosen):
-        return items_lib.to_save(call, chosen.arguments("save", (args,), {}))
-    return items_lib.to_save(call, _asked_to_save(chosen, args))
+    if is_own(chosen):
+        return files_to_save(chosen, args)
+    if isinstance(chosen, Handler):
+        overrides = {"async_save", "save"} & {*_overridden(chosen)}
+        args = _asked_to_save(chosen, args) if overrides else chosen.arguments("save", (args,), {})
+    return items_lib.to_save(call, args)
 
 
 def _asked_to_save(handler: Handler, args: Any) -> CheckpointArgs:
@@ -269,7 +273,7 @@ def _asked_to_save(handler: Handler, args: Any) -> CheckpointArgs:
             folder = pathlib.Path(scratch, DEFAULT_ITEM)
             folder.mkdir()
             background = "async_save" in _overridden(handler)
-            handlers_lib.call_save(handler, folder, args, background=background)
+            call_save(handler, folder, args, background=background)
             beside = sorted(os.listdir(folder))
     finally:
         _saving.reset(token)
@@ -285,16 +289,23 @@ def _asked_to_save(handler: Handler, args: Any) -> CheckpointArgs:
 def restore_item(item: SavedItem, args: Any, handler: Any, directory: Any) -> Any:
     """Restores an item as its arguments ask for; `handler` is the one that was given for it."""
     chosen = handler_for(handler, args)
-    if not isinstance(chosen, Handler) or item.kind == "files":
-        return items_lib.restore_item(item, args, chosen)
-    if "restore" not in _overridden(chosen):
-        given = args if args is None else chosen.arguments("restore", (args,), {})
-        return items_lib.restore_item(item, given)
-    token = _restoring.set(item)
-    try:
-        return handlers_lib.call_restore(chosen, directory, args)
-    finally:
-        _restoring.reset(token)
+    if item.kind == "files":
+        if is_own(chosen):
+            return item.read(files_to_restore(chosen, args))
+        raise not_covered(
+            f"{item.call}: the item {item.name!r}, of a handler that only its writer knows",
+            f"give it: CheckpointManager(item_handlers={{{item.name!r}: handler}}), or restore the"
+            " files with holdfast.checkpoint.load",
+        )
+    if isinstance(chosen, Handler) and "restore" in _overridden(chosen):
+        token = _restoring.set(item)
+        try:
+            return call_restore(chosen, directory, args)
+        finally:
+            _restoring.reset(token)
+    if isinstance(chosen, Handler) and args is not None:
+        args = chosen.arguments("restore", (args,), {})
+    return items_lib.restore_item(item, args)
 
 
 def restore_folder(call: str, directory: Any, handler: Any, given: Any) -> Any:
@@ -303,11 +314,8 @@ def restore_folder(call: str, directory: Any, handler: Any, given: Any) -> Any:
         saved, name = find_folder(directory)
         of_item = handler.handler_of if isinstance(handler, Handler) else lambda name: handler
 
-        def read(name: str, like: Any, **options: Any) -> Any:
-            return load(saved.path, like, item=name, **options)
-
         def restored(item_name: str, args: Any) -> Any:
-            item = SavedItem.find(call, saved, item_name, read)
+            item = SavedItem.find(call, saved, item_name, partial(load, saved.path))
             return restore_item(item, args, of_item(item_name), to_path(saved.path) / item_name)
 
         if name is None and isinstance(handler, CompositeCheckpointHandler):

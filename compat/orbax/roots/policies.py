@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from holdfast.checkpoint import PolicyContext, StepFacts
+
+Infos: TypeAlias = Sequence[Any]
 
 
 @dataclass
@@ -152,60 +154,71 @@ class AnySavePolicy:
         )
 
 
-@dataclass
-class PreserveAll:
-    """Keeps every step."""
+class _Preserves:
+    """A policy of keeping that chooses among the steps."""
 
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: PreservationContext
     ) -> Sequence[bool]:
-        return [True] * len(checkpoints)
+        """Returns for each step whether it stays."""
+        kept = {info.step for info in self._kept(checkpoints)}
+        return [info.step in kept for info in checkpoints]
+
+    def _kept(self, infos: Infos) -> Infos:
+        raise NotImplementedError
+
+
+def _newest(infos: Infos, most: int | None) -> Infos:
+    """Returns the last of them; None: all."""
+    # Not infos[-most:], which is all of them for 0.
+    return infos if most is None else infos[max(0, len(infos) - most) :]
 
 
 @dataclass
-class LatestN:
+class PreserveAll(_Preserves):
+    """Keeps every step."""
+
+    def _kept(self, infos: Infos) -> Infos:
+        return infos
+
+
+@dataclass
+class LatestN(_Preserves):
     """Keeps the newest `n` steps; None: all."""
 
     n: int | None = None
 
-    def should_preserve(
-        self, checkpoints: Sequence[Any], *, context: PreservationContext
-    ) -> Sequence[bool]:
-        count = len(checkpoints)
-        return [self.n is None or index >= count - self.n for index in range(count)]
+    def _kept(self, infos: Infos) -> Infos:
+        return _newest(infos, self.n)
 
 
 @dataclass
-class EveryNSeconds:
+class EveryNSeconds(_Preserves):
     """Keeps steps whose saves began at least so far apart."""
 
     interval_secs: int
 
-    def should_preserve(
-        self, checkpoints: Sequence[Any], *, context: PreservationContext
-    ) -> Sequence[bool]:
+    def _kept(self, infos: Infos) -> Infos:
         kept: list[Any] = []
-        for info in checkpoints:
+        for info in infos:
             apart = timedelta(seconds=self.interval_secs)
             if not kept or _utc(info.time) - _utc(kept[-1].time) >= apart:
                 kept.append(info)
-        return _flags([info.step for info in checkpoints], [info.step for info in kept], None)
+        return kept
 
 
 @dataclass
-class LatestDuration:
+class LatestDuration(_Preserves):
     """Keeps the steps of the last `duration`."""
 
     duration: timedelta
 
-    def should_preserve(
-        self, checkpoints: Sequence[Any], *, context: PreservationContext
-    ) -> Sequence[bool]:
-        return [datetime.now(UTC) - _utc(info.time) <= self.duration for info in checkpoints]
+    def _kept(self, infos: Infos) -> Infos:
+        return [info for info in infos if datetime.now(UTC) - _utc(info.time) <= self.duration]
 
 
 @dataclass
-class EveryNSteps:
+class EveryNSteps(_Preserves):
     """Keeps multiples of `interval_steps`, or, not exact, steps at least so far apart.
 
     Of them it keeps the newest `max_to_keep`. Raises ValueError for an interval of 0.
@@ -218,22 +231,20 @@ class EveryNSteps:
     def __post_init__(self) -> None:
         _check_interval("EveryNSteps: interval_steps", self.interval_steps)
 
-    def should_preserve(
-        self, checkpoints: Sequence[Any], *, context: PreservationContext
-    ) -> Sequence[bool]:
-        steps = [info.step for info in checkpoints]
-        if self.exact_interval:
-            chosen = [step for step in steps if step % self.interval_steps == 0]
-        else:
-            chosen = []
-            for step in steps:
-                if not chosen or step - chosen[-1] >= self.interval_steps:
-                    chosen.append(step)
-        return _flags(steps, chosen, self.max_to_keep)
+    def _kept(self, infos: Infos) -> Infos:
+        chosen: list[Any] = []
+        for info in infos:
+            if self.exact_interval:
+                wanted = info.step % self.interval_steps == 0
+            else:
+                wanted = not chosen or info.step - chosen[-1].step >= self.interval_steps
+            if wanted:
+                chosen.append(info)
+        return _newest(chosen, self.max_to_keep)
 
 
 @dataclass
-class EveryNStepsClosest:
+class EveryNStepsClosest(_Preserves):
     """Keeps the step closest to each multiple of `interval_steps` (of two the later), and the last.
 
     Of them it keeps the newest `max_to_keep`. Raises ValueError for an interval of 0.
@@ -245,16 +256,15 @@ class EveryNStepsClosest:
     def __post_init__(self) -> None:
         _check_interval("EveryNStepsClosest: interval_steps", self.interval_steps)
 
-    def should_preserve(
-        self, checkpoints: Sequence[Any], *, context: PreservationContext
-    ) -> Sequence[bool]:
+    def _kept(self, infos: Infos) -> Infos:
         closest: dict[int, int] = {}
-        steps = [info.step for info in checkpoints]
-        for step in steps:
+        for info in infos:
+            step = info.step
             multiple = round(step / self.interval_steps) * self.interval_steps
             if multiple not in closest or abs(step - multiple) <= abs(closest[multiple] - multiple):
                 closest[multiple] = step
-        return _flags(steps, sorted({*closest.values(), *steps[-1:]}), self.max_to_keep)
+        chosen = [info for info in infos if info.step in closest.values() or info is infos[-1]]
+        return _newest(chosen, self.max_to_keep)
 
 
 def _check_interval(what: str, interval: int) -> None:
@@ -267,27 +277,18 @@ def _utc(time: datetime) -> datetime:
     return time.astimezone(UTC)
 
 
-def _flags(steps: Sequence[int], chosen: Sequence[int], max_to_keep: int | None) -> list[bool]:
-    # Not chosen[-max_to_keep:], which is all of them for 0.
-    first = 0 if max_to_keep is None else max(0, len(chosen) - max_to_keep)
-    kept = set(chosen[first:])
-    return [step in kept for step in steps]
-
-
-class CustomSteps:
+class CustomSteps(_Preserves):
     """Keeps the steps that it names."""
 
     def __init__(self, steps: Sequence[int]) -> None:
         self._steps = frozenset(steps)
 
-    def should_preserve(
-        self, checkpoints: Sequence[Any], *, context: PreservationContext
-    ) -> Sequence[bool]:
-        return [info.step in self._steps for info in checkpoints]
+    def _kept(self, infos: Infos) -> Infos:
+        return [info for info in infos if info.step in self._steps]
 
 
 @dataclass(kw_only=True)
-class BestN:
+class BestN(_Preserves):
     """Keeps the `n` steps whose metric is highest (`reverse`: lowest).
 
     Those without metrics stay too, unless told otherwise.
@@ -298,19 +299,17 @@ class BestN:
     n: int | None = None
     keep_checkpoints_without_metrics: bool = True
 
-    def should_preserve(
-        self, checkpoints: Sequence[Any], *, context: PreservationContext
-    ) -> Sequence[bool]:
-        if self.n is None or len(checkpoints) <= self.n:
-            return [True] * len(checkpoints)
+    def _kept(self, infos: Infos) -> Infos:
+        if self.n is None or len(infos) <= self.n:
+            return infos
         ranked = sorted(
-            (info for info in checkpoints if info.metrics),
+            (info for info in infos if info.metrics),
             key=lambda info: self.get_metric_fn(info.metrics),
             reverse=self.reverse,
         )
-        best = {info.step for info in ranked[max(0, len(ranked) - self.n) :]}
-        without = self.keep_checkpoints_without_metrics and self.n > 0
-        return [info.step in best or (without and not info.metrics) for info in checkpoints]
+        stays = self.keep_checkpoints_without_metrics and self.n > 0
+        without = [info for info in infos if stays and not info.metrics]
+        return [*without, *_newest(ranked, self.n)]
 
 
 @dataclass

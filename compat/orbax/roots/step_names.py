@@ -14,8 +14,8 @@ from holdfast.checkpoint.format.step_folders import root_folders
 from holdfast.checkpoint.layouts.detect import find_steps, layout_of, left_steps
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 
-from ..handlers import to_path
 from ..metadata import nanoseconds
+from ..own_handlers import to_path
 from ..refusals import not_covered
 
 TMP_DIR_SUFFIX = ".orbax-checkpoint-tmp"  # of Orbax's unfinished folders; holdfast has none

@@ -1,6 +1,7 @@
 """`from holdfast.compat.orbax import v1 as ocp` stands where `orbax.checkpoint.v1` stood."""
 
-from . import multihost, options, partial, training
+from ..refusals import PRIVATE, make_module
+from . import arrays, errors, handlers, multihost, options, partial, path, training, tree
 from .checkpointables import CheckpointableHandler, StatefulCheckpointable
 from .checkpoints import (
     PLACEHOLDER,
@@ -18,7 +19,6 @@ from .checkpoints import (
     save_checkpointables,
     save_checkpointables_async,
 )
-from .modules import arrays, errors, handlers, path, tree
 from .options import Context
 from .results import AsyncResponse, CheckpointMetadata
 
@@ -27,8 +27,8 @@ save_pytree_async = save_async
 load_pytree = load
 load_pytree_async = load_async
 pytree_metadata = metadata
-Checkpointable = AbstractCheckpointable = object
-PyTreeMetadata = object
+Checkpointable = AbstractCheckpointable = PyTreeMetadata = object
+_src = make_module("experimental.v1._src", PRIVATE)
 
 __all__ = [
     "PLACEHOLDER",

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from holdfast.checkpoint import Files
 from holdfast.multihost import is_primary_host
 
-from ..handlers import run_to_end, to_path
+from ..own_handlers import run_to_end, to_path
 from ..refusals import PAGE
 from .options import Context, current
 from .registry import STANDARD, PyTreeHandler, global_registry
@@ -79,8 +79,8 @@ def register_handler(
 
 def _entries(context: Context | None) -> list[tuple[str | None, Any]]:
     """Returns the handlers that hold in a context, the last one first."""
-    registry = current(context).registry or global_registry()
-    return [(name, cls) for cls, name in reversed(registry.get_all_entries())]
+    entries = current(context).registry.get_all_entries()
+    return [(name, cls) for cls, name in reversed(entries)]
 
 
 def _find(name: str, can: Callable[[Any], Any], context: Context | None) -> Any:
@@ -106,20 +106,26 @@ def checkpointable_to_save(name: str, value: Any, context: Context | None = None
     if handler is None and not isinstance(value, StatefulCheckpointable):
         return cast_to_store(value, current(context))
 
-    async def write(directory: PathAwaitingCreation) -> None:
-        if handler is None:
-            rest = await value.save(directory)
-        else:
-            rest = await handler.save(directory, value)
-        if rest is not None:
-            await rest
-
     def write_into(folder: pathlib.Path) -> None:
-        run_to_end(write(PathAwaitingCreation(to_path(folder))))
+        directory = PathAwaitingCreation(to_path(folder))
+        if handler is None:
+            _run(lambda: value.save(directory))
+        else:
+            _run(lambda: handler.save(directory, value))
         if handler is not None and is_primary_host(0):
             (folder / SAVED_BY).write_text(_typestr(type(handler)))
 
     return Files(write_into, shared=True)
+
+
+def _run(begin: Callable[[], Any]) -> Any:
+    """Returns what a method returns whose work is begun by one `await` and ended by another."""
+
+    async def run() -> Any:
+        rest = await begin()
+        return None if rest is None else await rest
+
+    return run_to_end(run())
 
 
 def _typestr(cls: type) -> str:
@@ -132,7 +138,7 @@ def checkpointable_to_load(name: str, target: Any, context: Context | None = Non
 
     Without a target it is the handler that was registered for that item, or the one that saved it.
     """
-    registry = current(context).registry or global_registry()
+    registry = current(context).registry
     if target is None:
         classes = _classes_for(name, context)
         if not classes:
@@ -171,19 +177,9 @@ def _saved_by(folder: pathlib.Path, name: str, classes: Sequence[Any], registry:
 
 def _load(handler: Any, folder: pathlib.Path, target: Any = None) -> Any:
     (folder / SAVED_BY).unlink(missing_ok=True)
-
-    async def read() -> Any:
-        rest = await handler.load(to_path(folder), target)
-        return None if rest is None else await rest
-
-    return run_to_end(read())
+    return _run(lambda: handler.load(to_path(folder), target))
 
 
 def _load_into(target: Any, folder: pathlib.Path) -> Any:
-    async def read() -> None:
-        rest = await target.load(to_path(folder))
-        if rest is not None:
-            await rest
-
-    run_to_end(read())
+    _run(lambda: target.load(to_path(folder)))
     return target

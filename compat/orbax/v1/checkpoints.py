@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,27 +21,23 @@ from holdfast.checkpoint import (
     structure,
 )
 from holdfast.checkpoint import load as native_load
-from holdfast.checkpoint import save as native_save
 from holdfast.checkpoint import save_async as native_save_async
 from holdfast.checkpoint.layouts.detect import find_checkpoint
 from holdfast.checkpoint.storage.path import absolute, open_storage
 from holdfast.multihost import is_primary_host, sync_global_processes
 
 from ..handling.items import SavedItem, orbax_errors
+from ..handling.registry import NoEntryError
 from ..refusals import PAGE, not_covered
 from .checkpointables import checkpointable_to_load, checkpointable_to_save
+from .errors import InvalidLayoutError
 from .options import Context, current
-from .registry import NoEntryError, global_registry
 from .results import AsyncResponse, CheckpointMetadata, describe, tree_of
 
 AUTO = "AUTO"
 STATE = "state"
 USUAL = (STATE, "pytree", "default")
 PLACEHOLDER = items_lib.PLACEHOLDER
-
-
-class InvalidLayoutError(ValueError):
-    """There is no checkpoint of a layout that is known."""
 
 
 def to_items(checkpointables: Mapping[str, Any], context: Context | None = None) -> dict[str, Any]:
@@ -64,7 +61,7 @@ def handled(checkpointables: Mapping[str, Any]) -> Iterator[None]:
             name
             for name, value in checkpointables.items()
             if not all(map(_is_of_a_tree, jax.tree_util.tree_leaves(value)))
-            and not (current().registry or global_registry()).has(name)
+            and not current().registry.has(name)
         ]
         if isinstance(cause, UnsupportedLeaf) and alone:
             raise NoEntryError(
@@ -78,24 +75,12 @@ def _is_of_a_tree(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex | str | bytes)
 
 
-def save_checkpointables(
-    path: Any,
-    checkpointables: Mapping[str, Any],
-    *,
-    overwrite: bool = False,
-    custom_metadata: Any = None,
-) -> None:
+def save_checkpointables(path: Any, checkpointables: Mapping[str, Any], **options: Any) -> None:
     """Saves several trees as one checkpoint; blocks until it is durable.
 
-    Raises ValueError where one is there, KeyError for what is no tree and has no handler.
+    Takes and raises what `save_checkpointables_async` does.
     """
-    with handled(checkpointables):
-        _save(path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata)
-
-
-def _save(path: Any, checkpointables: Mapping[str, Any], **options: Any) -> None:
-    with orbax_errors():
-        native_save(path, **_save_options(checkpointables, **options))
+    save_checkpointables_async(path, checkpointables, **options).result()
 
 
 def save_checkpointables_async(
@@ -105,18 +90,18 @@ def save_checkpointables_async(
     overwrite: bool = False,
     custom_metadata: Any = None,
 ) -> AsyncResponse[None]:
-    """Begins `save_checkpointables`; the arrays may be changed when it returns."""
-    with handled(checkpointables):
-        return _save_async(
-            path, checkpointables, overwrite=overwrite, custom_metadata=custom_metadata
+    """Begins to save several trees as one checkpoint; the arrays may be changed when it returns.
+
+    Raises ValueError where one is there, KeyError for what is no tree and has no handler.
+    """
+    with handled(checkpointables), orbax_errors():
+        handle = native_save_async(
+            path,
+            items=to_items(checkpointables),
+            overwrite=overwrite,
+            metadata=custom_metadata,
+            timeout_s=current().timeout_s,
         )
-
-
-def _save_async(
-    path: Any, checkpointables: Mapping[str, Any], **options: Any
-) -> AsyncResponse[None]:
-    with orbax_errors():
-        handle = native_save_async(path, **_save_options(checkpointables, **options))
 
     def wait(timeout_s: float | None) -> None:
         with orbax_errors():
@@ -125,40 +110,16 @@ def _save_async(
     return AsyncResponse(wait, None)
 
 
-def _save_options(
-    checkpointables: Mapping[str, Any], *, overwrite: bool = False, custom_metadata: Any = None
-) -> dict[str, Any]:
-    return {
-        "items": to_items(checkpointables),
-        "overwrite": overwrite,
-        "metadata": custom_metadata,
-        "timeout_s": current().timeout_s,
-    }
-
-
-def save(
-    path: Any,
-    state: Any,
-    *,
-    checkpointable_name: str = STATE,
-    overwrite: bool = False,
-    custom_metadata: Any = None,
-) -> None:
-    """Saves a tree; blocks until it is durable. Raises ValueError where a checkpoint is there."""
-    _save(path, {checkpointable_name: state}, overwrite=overwrite, custom_metadata=custom_metadata)
+def save(path: Any, state: Any, *, checkpointable_name: str = STATE, **options: Any) -> None:
+    """Saves a tree; blocks until it is durable. Else as `save_checkpointables_async`."""
+    save_checkpointables(path, {checkpointable_name: state}, **options)
 
 
 def save_async(
-    path: Any,
-    state: Any,
-    *,
-    checkpointable_name: str = STATE,
-    overwrite: bool = False,
-    custom_metadata: Any = None,
+    path: Any, state: Any, *, checkpointable_name: str = STATE, **options: Any
 ) -> AsyncResponse[None]:
     """Begins `save`; the arrays may be changed when it returns."""
-    items = {checkpointable_name: state}
-    return _save_async(path, items, overwrite=overwrite, custom_metadata=custom_metadata)
+    return save_checkpointables_async(path, {checkpointable_name: state}, **options)
 
 
 def _open(path: Any) -> Structure:
@@ -219,12 +180,8 @@ def load(path: Any, abstract_state: Any = None, *, checkpointable_name: str | No
     saved = _open(path)
     name = pick(saved, checkpointable_name)
     with orbax_errors():
-        item = SavedItem.find("load", saved, name, _reader(saved))
+        item = SavedItem.find("load", saved, name, partial(native_load, saved.path))
         return _load_item(item, abstract_state, current())
-
-
-def _reader(saved: Structure) -> Callable[..., Any]:
-    return lambda name, like, **options: native_load(saved.path, like, item=name, **options)
 
 
 def load_async(
@@ -253,9 +210,11 @@ def load_checkpointables(path: Any, abstract_checkpointables: Any = None) -> dic
     Raises as `load` does, KeyError for an item that is not there.
     """
     saved = _open(path)
-    call = "load_checkpointables"
+    reader = partial(native_load, saved.path)
     with orbax_errors():
-        return load_all(call, saved, abstract_checkpointables, current(), reader=_reader(saved))
+        return load_all(
+            "load_checkpointables", saved, abstract_checkpointables, current(), reader=reader
+        )
 
 
 def load_checkpointables_async(

@@ -27,12 +27,3 @@ async def sync_global_processes(
         timeout=timeout,
         processes=processes,
     )
-
-
-__all__ = [
-    "is_pathways_backend",
-    "is_primary_host",
-    "process_count",
-    "process_index",
-    "sync_global_processes",
-]

@@ -9,15 +9,16 @@ import contextvars
 import copy
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, Protocol, Self
 
 from ..options import AsyncOptions as AsyncOptions
 from ..options import FileOptions as FileOptionsV0
 from ..options import MultiprocessingOptions as MultiprocessingOptions
 from ..options import Settable
 from ..refusals import check_options, refuse
+from .registry import global_registry
 
 
 @dataclass
@@ -44,27 +45,26 @@ class AtomicityMode(enum.Enum):
 
 
 class _Tuning(Settable):
-    """Options without effect. Raises TypeError for those that Orbax does not have."""
+    """Options by name, which are Orbax's with Orbax's defaults: the attributes of the class.
 
-    defaults: ClassVar[Mapping[str, Any]] = {}  # Orbax's; a class: options that are made anew
+    A default that is a class is made anew for each. Raises TypeError for other names.
+    """
 
     def __init__(self, **options: Any) -> None:
-        defaults = {
-            name: value() if isinstance(value, type) else value
-            for name, value in self.defaults.items()
-        }
-        check_options(type(self).__qualname__, options, " ".join(defaults))
-        for name, value in (defaults | options).items():
-            setattr(self, name, value)
+        cls = type(self)
+        names = [name for name in dir(cls) if name.islower() and not hasattr(Settable, name)]
+        check_options(cls.__qualname__, options, " ".join(names))
+        for name in names:
+            default = getattr(cls, name)
+            usual = default() if isinstance(default, type) else default
+            setattr(self, name, options.get(name, usual))
 
 
 class AtomicityOptions(_Tuning):
     """How Orbax commits."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "mode": AtomicityMode.AUTO,
-        "allow_legacy_atomic_rename": False,
-    }
+    mode = AtomicityMode.AUTO
+    allow_legacy_atomic_rename = False
 
 
 class MemoryOptions(_Tuning):
@@ -73,38 +73,35 @@ class MemoryOptions(_Tuning):
     class RegulatorOptions(_Tuning):
         """How Orbax changes its limits while it runs."""
 
-        defaults: ClassVar[Mapping[str, Any]] = {
-            "max_memory_limit_gib": None,
-            "profiler": None,
-            "target_ratio": 0.8,
-            "min_memory_limit_gib": 10.0,
-            "kp": 0.4,
-            "ki": 0.05,
-            "kd": 0.1,
-        }
+        max_memory_limit_gib = None
+        profiler = None
+        target_ratio = 0.8
+        min_memory_limit_gib = 10.0
+        kp = 0.4
+        ki = 0.05
+        kd = 0.1
 
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "write_concurrent_bytes": None,
-        "read_concurrent_bytes": None,
-        "transfer_concurrent_bytes": None,
-        "regulator_options": None,
-        "expected_surge_bytes": None,
-        "is_prioritized_key_fn": None,
-        "serialization_status_callback": None,
-        "deepcopy_host_arrays": True,
-    }
+    write_concurrent_bytes = None
+    read_concurrent_bytes = None
+    transfer_concurrent_bytes = None
+    regulator_options = None
+    expected_surge_bytes = None
+    is_prioritized_key_fn = None
+    serialization_status_callback = None
+    deepcopy_host_arrays = True
 
 
 class SafetensorsOptions(_Tuning):
     """How safetensors are read."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"max_over_read_ratio": None, "read_chunk_bytes": None}
+    max_over_read_ratio = None
+    read_chunk_bytes = None
 
 
 class CheckpointablesOptions(_Tuning):
     """How items that are no trees are handled: by the handlers of `registry` (None: of all)."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"registry": None}
+    registry = None
 
 
 class DeletionOptions(_Tuning):
@@ -113,44 +110,41 @@ class DeletionOptions(_Tuning):
     class GcsDeletionOptions(_Tuning):
         """Where deleted steps lie in a bucket: refused where a step would be deleted."""
 
-        defaults: ClassVar[Mapping[str, Any]] = {"todelete_full_path": None}
+        todelete_full_path = None
 
-    defaults: ClassVar[Mapping[str, Any]] = {"gcs_deletion_options": GcsDeletionOptions}
+    gcs_deletion_options = GcsDeletionOptions
 
 
 class PathwaysOptions(_Tuning):
     """How Pathways saves: of no effect, since a save needs nothing more there."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"checkpointing_impl": None}
+    checkpointing_impl = None
 
 
 class _PyTreeMetadataOptions(_Tuning):
     """How much of a tree's types Orbax writes down: holdfast's record has all of them."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"support_rich_types": False}
+    support_rich_types = False
 
 
-@dataclass(kw_only=True)
-class PyTreeOptions(Settable):
+class PyTreeOptions(_Tuning):
     """How trees are loaded: `partial_load` leaves out saved leaves that the target lacks."""
 
     class Saving(_Tuning):
         """How bytes lie in files: of no effect."""
 
-        defaults: ClassVar[Mapping[str, Any]] = {"pytree_metadata_options": _PyTreeMetadataOptions}
+        pytree_metadata_options = _PyTreeMetadataOptions
 
-    @dataclass(kw_only=True)
-    class Loading(Settable):
+    class Loading(_Tuning):
         """What is loaded."""
 
-        partial_load: bool = False
+        partial_load = False
 
-    saving: Any = field(default_factory=Saving)
-    loading: Loading = field(default_factory=Loading)
+    saving = Saving
+    loading = Loading
 
 
-@dataclass(kw_only=True)
-class ArrayOptions(Settable):
+class ArrayOptions(_Tuning):
     """How arrays are saved and loaded."""
 
     class Saving(_Tuning):
@@ -162,11 +156,9 @@ class ArrayOptions(Settable):
         class StorageOptions(_Tuning):
             """How arrays are saved: cast to `dtype`. Chunks have no effect."""
 
-            defaults: ClassVar[Mapping[str, Any]] = {
-                "dtype": None,
-                "chunk_byte_size": None,
-                "shard_axes": None,
-            }
+            dtype = None
+            chunk_byte_size = None
+            shard_axes = None
 
         class ScopedStorageOptionsCreator(Protocol):
             """Makes storage options for a leaf: for annotations."""
@@ -174,22 +166,20 @@ class ArrayOptions(Settable):
             def __call__(self, keypath: Any, value: Any) -> Any:
                 """Returns the options of a leaf."""
 
-        defaults: ClassVar[Mapping[str, Any]] = {
-            "storage_options": StorageOptions,
-            "use_ocdbt": True,
-            "use_zarr3": True,
-            "use_compression": True,
-            "ocdbt_target_data_file_size": None,
-            "enable_pinned_host_transfer": None,
-            "enable_post_merge_validation": True,
-            "use_replica_parallel": None,
-            "min_slice_bytes_for_replica_parallel": None,
-            "max_replicas_for_replica_parallel": None,
-            "enable_replica_parallel_separate_folder": False,
-            "enable_write_sharding_file": True,
-            "array_metadata_store": None,
-            "scoped_storage_options_creator": None,
-        }
+        storage_options = StorageOptions
+        use_ocdbt = True
+        use_zarr3 = True
+        use_compression = True
+        ocdbt_target_data_file_size = None
+        enable_pinned_host_transfer = None
+        enable_post_merge_validation = True
+        use_replica_parallel = None
+        min_slice_bytes_for_replica_parallel = None
+        max_replicas_for_replica_parallel = None
+        enable_replica_parallel_separate_folder = False
+        enable_write_sharding_file = True
+        array_metadata_store = None
+        scoped_storage_options_creator = None
 
     class Loading(_Tuning):
         """How arrays come back: with `enable_padding_and_truncation` in the target's shape."""
@@ -197,22 +187,18 @@ class ArrayOptions(Settable):
         class LoadAndBroadcastOptions(_Tuning):
             """Who reads what is replicated: each host, once."""
 
-            defaults: ClassVar[Mapping[str, Any]] = {
-                "replica_axis_index": 0,
-                "primary_replica_id": 0,
-                "broadcast_memory_limit_bytes": None,
-                "broadcast_memory_scaling_factor": 0.75,
-            }
+            replica_axis_index = 0
+            primary_replica_id = 0
+            broadcast_memory_limit_bytes = None
+            broadcast_memory_scaling_factor = 0.75
 
-        defaults: ClassVar[Mapping[str, Any]] = {
-            "enable_padding_and_truncation": False,
-            "raise_array_data_missing_error": True,
-            "use_load_and_broadcast": False,
-            "load_and_broadcast_options": LoadAndBroadcastOptions,
-        }
+        enable_padding_and_truncation = False
+        raise_array_data_missing_error = True
+        use_load_and_broadcast = False
+        load_and_broadcast_options = LoadAndBroadcastOptions
 
-    saving: Any = field(default_factory=Saving)
-    loading: Any = field(default_factory=Loading)
+    saving = Saving
+    loading = Loading
 
 
 _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("context", default=None)
@@ -266,8 +252,8 @@ class Context:
 
     @property
     def registry(self) -> Any:
-        """The registry of handlers that holds here; None: the global one."""
-        return self.options["checkpointables_options"].registry
+        """The registry of handlers that holds here."""
+        return self.options["checkpointables_options"].registry or global_registry()
 
     @property
     def fits_shapes(self) -> bool:

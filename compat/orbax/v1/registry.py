@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast.checkpoint import Json
 
+from ..handling.registry import AlreadyExistsError, NoEntryError
 from ..refusals import check_options
 
 
-class CheckpointableHandlerRegistry(Protocol):
-    """What a registry does."""
-
-    def add(self, handler_type: type, *, checkpointable_name: str | None = None) -> Any:
-        """Adds a class of handlers."""
-        ...
-
-    def get(self, checkpointable_name: str) -> type:
-        """Returns the class of handlers of an item."""
-        ...
-
-    def has(self, checkpointable_name: str) -> bool:
-        """Says whether an item has handlers of its own."""
-        ...
-
-    def get_all_entries(self) -> Sequence[tuple[type, str | None]]:
-        """Returns the classes of handlers, each with its item (None: any)."""
-        ...
-
-
-class AlreadyExistsError(ValueError):
-    """The item or the class has an entry."""
-
-
-class NoEntryError(KeyError):
-    """The item has none."""
-
-
-class Registry:
+class CheckpointableHandlerRegistry:
     """Classes of handlers, for one item or (None) for all. Of several the last one counts."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[type, str | None]] = []
-        self._typestrs: dict[type, Sequence[str]] = {}
+        # By class and item: other names by which steps may know the class.
+        self._entries: dict[tuple[type, str | None], Sequence[str]] = {}
 
     def add(
         self,
@@ -51,7 +24,7 @@ class Registry:
         *,
         checkpointable_name: str | None = None,
         secondary_typestrs: Sequence[str] | None = None,
-    ) -> Registry:
+    ) -> CheckpointableHandlerRegistry:
         """Adds a class of handlers and returns the registry.
 
         Raises AlreadyExistsError where the item, or without one the class, has an entry.
@@ -64,9 +37,7 @@ class Registry:
             )
         if not checkpointable_name and any(cls is handler_type for cls, _ in self._entries):
             raise AlreadyExistsError(f"{handler_type} was added before")
-        self._entries.append((handler_type, checkpointable_name))
-        if secondary_typestrs is not None:
-            self._typestrs[handler_type] = secondary_typestrs
+        self._entries[handler_type, checkpointable_name] = secondary_typestrs or ()
         return self
 
     def get(self, checkpointable_name: str) -> type:
@@ -82,13 +53,14 @@ class Registry:
 
     def get_all_entries(self) -> Sequence[tuple[type, str | None]]:
         """Returns the classes of handlers, each with its item (None: any)."""
-        return self._entries
+        return list(self._entries)
 
     def get_secondary_typestrs(self, handler_type: type) -> Sequence[str]:
         """Returns other names by which steps may know a class of handlers."""
-        return self._typestrs.get(handler_type, [])
+        entries = self._entries.items()
+        return [name for (cls, _), names in entries if cls is handler_type for name in names]
 
-    def add_all(self, other: Any) -> Registry:
+    def add_all(self, other: Any) -> CheckpointableHandlerRegistry:
         """Adds all entries of another registry and returns this one."""
         for cls, name in other.get_all_entries():
             self.add(
@@ -127,25 +99,27 @@ class JsonHandler:
 STANDARD = (JsonHandler, PyTreeHandler)
 
 
-def _new_registry() -> Registry:
-    registry = Registry().add(JsonHandler).add(PyTreeHandler)
+def _new_registry() -> CheckpointableHandlerRegistry:
+    registry = CheckpointableHandlerRegistry().add(JsonHandler).add(PyTreeHandler)
     return registry.add(PyTreeHandler, checkpointable_name="state")
 
 
 _global = _new_registry()
 
 
-def global_registry() -> Registry:
+def global_registry() -> CheckpointableHandlerRegistry:
     """Returns the registry that `register_handler` adds to."""
     return _global
 
 
-def local_registry(other_registry: Any = None, *, include_global_registry: bool = True) -> Registry:
+def local_registry(
+    other_registry: Any = None, *, include_global_registry: bool = True
+) -> CheckpointableHandlerRegistry:
     """Returns a registry for `Context.checkpointables.registry`.
 
     It has the entries of the global one, unless told otherwise, and of another.
     """
-    registry = Registry()
+    registry = CheckpointableHandlerRegistry()
     if include_global_registry:
         registry.add_all(global_registry())
     if other_registry is not None:

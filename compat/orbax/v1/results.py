@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
@@ -12,9 +13,9 @@ import jax
 from holdfast.checkpoint import ItemStructure, Structure
 from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct
 
-from ..handlers import to_path
 from ..handling.items import plain
 from ..metadata import StorageMetadata, custom_metadata_of, nanoseconds, shard_shape_of
+from ..own_handlers import to_path
 from ..trees.shardings import ShardingMetadata, describe_sharding
 
 T = TypeVar("T")
@@ -50,27 +51,18 @@ class AsyncResponse(Generic[T]):
         threading.Thread(target=complete, daemon=True).start()
 
 
+@dataclass(eq=False)
 class CheckpointMetadata(Generic[T]):
     """What is known of a checkpoint: `metadata` of its trees. Times are Unix nanoseconds."""
 
-    def __init__(
-        self,
-        path: Any = None,
-        *,
-        metadata: T,
-        init_timestamp_nsecs: int | None = None,
-        commit_timestamp_nsecs: int | None = None,
-        custom_metadata: Any = None,
-        step: int | None = None,
-        metrics: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.path = path
-        self.metadata = metadata
-        self.custom_metadata = custom_metadata
-        self.init_timestamp_nsecs = init_timestamp_nsecs
-        self.commit_timestamp_nsecs = commit_timestamp_nsecs
-        self.step = step
-        self.metrics = metrics
+    path: Any = None
+    _: KW_ONLY
+    metadata: T
+    init_timestamp_nsecs: int | None = None
+    commit_timestamp_nsecs: int | None = None
+    custom_metadata: Any = None
+    step: int | None = None
+    metrics: Mapping[str, Any] | None = None
 
     @property
     def init_timestamp(self) -> datetime | None:
@@ -86,12 +78,6 @@ class CheckpointMetadata(Generic[T]):
     def time(self) -> datetime | None:
         """When it was committed."""
         return self.commit_timestamp
-
-    def __repr__(self) -> str:
-        return (
-            f"CheckpointMetadata({str(self.path)!r}, step={self.step}, metrics={self.metrics},"
-            f" metadata={self.metadata!r})"
-        )
 
 
 class StepMetadata(CheckpointMetadata[T]):

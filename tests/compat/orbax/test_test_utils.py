@@ -8,7 +8,7 @@ from types import ModuleType
 import orbax.checkpoint.test_utils as theirs
 import pytest
 
-from holdfast.compat.orbax.roots import testing as ours
+from holdfast.compat.orbax import test_utils as ours
 
 
 def fill(folder: Path) -> None:

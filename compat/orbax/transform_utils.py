@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .flat import from_flat_dict, to_flat_dict
+from .args import RestoreArgs  # noqa: F401
+from .refusals import refusing
+from .trees.flat import (
+    from_flat_dict,
+    intersect_trees,  # noqa: F401
+    merge_trees,  # noqa: F401
+    to_flat_dict,
+)
+
+REFUSED = "MultiValueFn ValueFn"
+__getattr__ = refusing(__name__, "it is a name for annotations", REFUSED)
 
 SEPARATOR = "/"
 

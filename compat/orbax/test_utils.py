@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ..handlers import to_path
+from .own_handlers import to_path
+from .refusals import TESTING, refusing
 
 
 def erase_and_create_empty(directory: Any) -> Any:
@@ -29,4 +30,4 @@ def empty_directory(directory: Any) -> bool:
     return True
 
 
-__all__ = ["empty_directory", "erase_and_create_empty"]
+__getattr__ = refusing(__name__, TESTING)

@@ -1,0 +1,3 @@
+"""`orbax.checkpoint.abstract_checkpoint_manager`."""
+
+from .checkpoint_manager import AbstractCheckpointManager  # noqa: F401
