@@ -1,7 +1,7 @@
 """Measures what a death costs: from the SIGKILL of a process to the first new step, in parts.
 
     python benchmarks/recovery.py [--launchers run ray jax-trainer] [--rounds 1] [--processes 4]
-        [--kills 5] [--between 2 10] [--state-gb 0] [--save-every 50] [--local-every 5] [--seed 0]
+        [--kills 5] [--between 2 10] [--state-gb 0] [--save-every 20] [--local-every 5] [--seed 0]
         [--memory /dev/shm] [--json FILE] [--write] [-- OPTIONS]
 
 The trainer is that of examples/train_digits.py, its state made larger by --state-gb. It waits for
@@ -616,7 +616,7 @@ def main() -> None:
         "--between", type=float, nargs=2, default=(2.0, 10.0), metavar=("LEAST", "MOST")
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save-every", type=int, default=50)
+    parser.add_argument("--save-every", type=int, default=20)
     parser.add_argument("--local-every", type=int, default=5)
     parser.add_argument(
         "--memory", type=Path, default=Path("/dev/shm"), help="where hosts have their folders"

@@ -208,7 +208,7 @@ def main():
     )
     parser.add_argument("--directory", required=True, type=Path, help="where checkpoints go")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--save-every", type=int, default=50)
+    parser.add_argument("--save-every", type=int, default=20)
     parser.add_argument("--log", type=Path, help="append one JSON line a step: step and loss")
     parser.add_argument(
         "--report",
