@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 
 from holdfast.coordination import HoldfastError
+from holdfast.multihost.instruments import seconds
 
 from .errors import SaveFailed
 from .format.limits import check_step, is_step
@@ -93,6 +94,8 @@ class Lane(ABC):
         waited_s = save.waits.seconds
         blocked_s = max(0.0, time.perf_counter() - called_s - waited_s)
         self._count(step, blocked_s, waited_s)
+        seconds(f"{save.kind}/blocked", blocked_s)
+        seconds(f"{save.kind}/waited", waited_s)
         # Only now: every process begins the same saves, whenever it hears of a failure.
         if earlier is not None:
             earlier.add_note(f"the save of step {step} was begun nevertheless")

@@ -17,6 +17,7 @@ import jax
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import close_with_attempt
+from holdfast.multihost.instruments import Phase, amount
 
 from .agreement.restore_verdict import wanted_items
 from .errors import error_text
@@ -428,12 +429,16 @@ class CheckpointManager:
             memory=self._root.memory,
         )
         began_s = time.perf_counter()
-        values = self._parts.restorer.restore(
-            chosen, wanted, options, hold_s=hold_s, fallback=fallback
-        )
+        # Alike on all processes: a restore ends alike on all.
+        trace = f"{self._root.messages}/{self._state.statistics.restores}"
+        with Phase("restore", trace=trace, process=group.index):
+            values = self._parts.restorer.restore(
+                chosen, wanted, options, hold_s=hold_s, fallback=fallback
+            )
         size = sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree_util.tree_leaves(values))
         statistics = self._state.statistics
         statistics.add(restores=1, restore_s=time.perf_counter() - began_s, restore_bytes=size)
+        amount("restore/bytes", size)
         group.report(restore_s=statistics.restore_s, checkpoint_peak_bytes=USE.peak_bytes)
         return values[item] if items is None else values
 

@@ -15,6 +15,7 @@ import jax
 
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import given_or_default
+from holdfast.multihost.instruments import Phase
 
 from .agreement.exchange import ask_primary
 from .agreement.host_sharing import find_sharers, launched_sharers
@@ -225,12 +226,13 @@ def load(  # noqa: PLR0913
         memory=MemoryBudget(launched_sharers() or ALONE, host_memory_bytes),
     )
     wanted = wanted_items(item, like, items)
-    if group is not None:
-        values = _load_alike(path, wanted, options, group, timeout_s)
-    else:
-        path = absolute(path)
-        with naming_path(path):
-            values = _restore_items(_open_alone(path, wanted), wanted, options)
+    with Phase("restore"):
+        if group is not None:
+            values = _load_alike(path, wanted, options, group, timeout_s)
+        else:
+            path = absolute(path)
+            with naming_path(path):
+                values = _restore_items(_open_alone(path, wanted), wanted, options)
     return values[item] if items is None else values
 
 

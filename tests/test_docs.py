@@ -125,7 +125,11 @@ def test_the_code_of_a_page_runs(part: Part, tmp_path: Path) -> None:
 
 
 # Names under which programs import what is installed under another name, and what holdfast brings.
-_IMPORTED = {"holdfast-jax[testing]": "pytest", "orbax-checkpoint": "orbax"}
+_IMPORTED = {
+    "holdfast-jax[testing]": "pytest",
+    "orbax-checkpoint": "orbax",
+    "opentelemetry-sdk": "opentelemetry",
+}
 _BROUGHT = {"holdfast", "jax", "numpy", *sys.stdlib_module_names}
 
 

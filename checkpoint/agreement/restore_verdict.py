@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self, TypeVar
 
 from holdfast.multihost import Group
+from holdfast.multihost.instruments import Phase
 
 from ..errors import CheckpointError, NotEnoughMemory, StepNotFound, TreeMismatch, naming_path
 from ..memory.need import MemoryNeed, SeenLevel, find_shortage
@@ -159,7 +160,7 @@ class RestoreAgreement:
         `path`.
         """
         try:
-            with naming_path(path):
+            with Phase("restore/read"), naming_path(path):
                 value = restore()
         except Exception as error:
             return None, self._end(error)

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from holdfast.coordination import BarrierTimeout, Fenced, HoldfastError, ProcessLost
 from holdfast.multihost.group.group import SaveStage, runtime_indices
+from holdfast.multihost.instruments import amount
 
 from ..agreement.absence import NOT_CALLED, LateWatch
 from ..agreement.save_protocol import (
@@ -73,6 +74,17 @@ LOCAL_REPORT_S = 1.0  # for the reports of a local save, beyond its own time
 LOOK_S = 10.0  # for the record that settles how a save ended, when its own time may be over
 NAMED_LEAVES = 5  # of those that were lost
 _REFUSALS = (NotCommitted, StepExists, Fenced)  # of a commit, for certain
+# What other people's tools call the effects.
+_PHASES: dict[type, str] = {
+    Prepare: "write",
+    Gather: "gather",
+    BuildRecord: "build",
+    Commit: "commit",
+    ReadRecord: "look",
+    DeleteSuperfluous: "delete",
+    Tell: "tell",
+    Hear: "hear",
+}
 
 
 class SaveWork(Protocol):
@@ -109,7 +121,11 @@ def run_protocol(
         saving = follow(save.key, group.index, writers, **kind)
     result: SaveResult | None = None
     try:
-        result = _run(EffectPerformer(save, work), save, saving)
+        with save.phase() as phase:
+            result = _run(EffectPerformer(save, work), save, saving)
+            if result.error is not None:
+                phase.failed(result.error)
+        amount(f"{save.kind}/bytes", save.own_bytes)
         return result
     finally:
         saved: dict[str, int | str] = {}
@@ -165,7 +181,8 @@ class EffectPerformer:
         What ends the process (Ctrl-C in a one-shot save) is raised.
         """
         try:
-            return self._perform(effect)
+            with self._save.phase(_PHASES[type(effect)]):
+                return self._perform(effect)
         except Exception as error:
             self._own_error = self._own_error or error
             if isinstance(effect, Commit):

@@ -15,6 +15,7 @@ import jax
 
 from holdfast.multihost.group.group import SaveStage
 from holdfast.multihost.group.late import AwaitedSave
+from holdfast.multihost.instruments import Phase
 
 from ..agreement.save_protocol import SaveKey
 from ..arrays.jax_settings import own_settings
@@ -171,6 +172,25 @@ class OneSave:
     def claim(self) -> str:
         """The name of the writer's claim in the store."""
         return f"{FOLDER}/{self.root.writer.id}"
+
+    @property
+    def kind(self) -> str:
+        """What other people's tools call a save like this."""
+        return "local_save" if self.is_local else "save"
+
+    def phase(self, name: str = "") -> Phase:
+        """Surrounds the save, or what of it has a name, for other people's tools."""
+        if name:
+            return Phase(f"{self.kind}/{name}")
+        save_id = self.key.save_id
+        return Phase(
+            self.kind,
+            trace=save_id,
+            began_s=self.began,
+            save=save_id,
+            step=self.step,
+            process=self.root.group.index,
+        )
 
     @property
     def messages(self) -> str:

@@ -36,6 +36,7 @@ from holdfast.coordination.vitals import ENDS_WITH, fill_standard_streams
 from ..errors import StartupFailed, StartupTimeout
 from ..group.group_client import Deadline, forget_group_client, group_client_of
 from ..group.ids import forget_ids, initialize_ids
+from ..instruments import Phase
 from ..job import current_job, forget_job, settle_all
 from ..liveness.health import health
 from ..liveness.vitals import last_vitals, start_vitals, stop_vitals
@@ -70,10 +71,13 @@ _left_alone = threading.Event()
 class Membership:
     """The part of a job that `initialize()` leaves for `shutdown()`: how this process goes."""
 
-    def __init__(self, client: CoordinationClient, shutdown_timeout_s: float) -> None:
+    def __init__(
+        self, client: CoordinationClient, shutdown_timeout_s: float, attempt: Phase
+    ) -> None:
         self.client = client
         self.shutdown_timeout_s = shutdown_timeout_s
         self.relay: Relay | None = None
+        self._attempt = attempt
 
     def relay_to(self, spec: ProcessSpec, credentials: Credentials) -> str:
         """Starts a relay for jaxlib's agent, and returns the address of the relay."""
@@ -82,6 +86,9 @@ class Membership:
 
     def leave(self, why: str = "") -> None:
         """Leaves the job; as a failure, where a reason is given."""
+        if why:
+            self._attempt.failed(RuntimeError(why))
+        self._attempt.end()
         # jaxlib's agent goes first: it would end the process if its task were in error.
         end_jax()
         if self.relay is not None:
@@ -171,7 +178,8 @@ def initialize(  # noqa: PLR0913
         preemption.set_waiting(True)
         _left_alone.clear()
         timeouts = Timeouts(heartbeat_s=heartbeat_timeout_s, shutdown_s=shutdown_timeout_s)
-        _join(discovered, spec, timeouts, deadline, collective_s=collective_timeout_s)
+        with Phase("initialize", trace=_trace_of(spec), process=spec.process_id):
+            _join(discovered, spec, timeouts, deadline, collective_s=collective_timeout_s)
     except BaseException as error:
         _give_up(f"{type(error).__name__}: {error}")
         raise
@@ -249,7 +257,8 @@ def _join(
         if not discovered.launched:
             find_coordinator(spec, deadline, timeouts.heartbeat_s)
         client = _connect(spec, credentials, deadline, timeouts, discovered.counted_by)
-    member = Membership(client, timeouts.shutdown_s)
+    attempt = Phase("attempt", trace=_trace_of(spec), process=spec.process_id)
+    member = Membership(client, timeouts.shutdown_s, attempt)
     job = current_job()
     job.put(member)
     job.join(client, spec)
@@ -269,6 +278,11 @@ def _join(
     who = f"process {spec.process_id} of {spec.num_processes} on host {socket.gethostname()}"
     where = f"attempt {spec.attempt}, coordinator {spec.coordinator}"
     _log.info("%s of job %s, %s", who, spec.job_id, where)
+
+
+def _trace_of(spec: ProcessSpec) -> str:
+    """Returns what the spans of an attempt have in common, on all processes."""
+    return f"{spec.job_id}/{spec.attempt}"
 
 
 @contextmanager
