@@ -31,6 +31,7 @@ from . import (
     version,
 )
 from . import args as checkpoint_args
+from . import event_names as _event_names  # listens from here on
 from .args import ArrayRestoreArgs, CheckpointHandler, RestoreArgs, SaveArgs
 from .checkpoint_manager import AbstractCheckpointManager, CheckpointManager
 from .checkpointers import (

@@ -153,7 +153,8 @@ def to_shape_dtype_struct(
     if not hasattr(arr, "shape"):
         return arr if scalar_dtype is None else scalar_dtype(arr)
     sharding = sharding_of(getattr(arr, "sharding", None))  # numpy's arrays have none
-    return jax.ShapeDtypeStruct(arr.shape, dtype or arr.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+    dtype = dtype or arr.dtype
+    return jax.ShapeDtypeStruct(arr.shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
 def nanoseconds(time_s: float | None) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from holdfast import launch, multihost
 from holdfast.checkpoint import (
@@ -35,7 +35,7 @@ def train(folder: str, steps: int) -> int:
         folder, save_policy=policy, keep_policy=KeepBest(3, "loss"), options=options
     ) as manager:
         newest: int | None = manager.latest_step()
-        state: State = {"w": jnp.zeros(4)}
+        state: State = {"w": jax.device_put(np.zeros(4))}
         if newest is not None:
             state = manager.restore(newest, like=state)
         for step in range((newest or 0) + 1, steps + 1):
