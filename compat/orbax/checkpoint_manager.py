@@ -47,7 +47,9 @@ from .metadata import (
     step_metadata,
     with_item_metadata,
 )
-from .options import AsyncOptions, CheckpointManagerOptions, FileOptions, MultiprocessingOptions  # noqa: F401
+from .options import AsyncOptions, CheckpointManagerOptions
+from .options import FileOptions as FileOptions
+from .options import MultiprocessingOptions as MultiprocessingOptions
 from .own_handlers import arguments, is_own, to_path
 from .refusals import METADATA, not_covered, refuse, refusing
 from .roots.policies import (
