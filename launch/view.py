@@ -16,7 +16,7 @@ from holdfast.coordination.diagnosis.summary import show_rate
 
 from .supervisor.job import DONE, PREEMPTED, Decision, Job, State
 from .workers.output import ConsoleOutput, Output
-from .workers.progress_watch import ProcessProgress
+from .workers.progress_watch import ProcessReport
 
 _ORDINARY = (State.SCHEDULING, State.RUNNING)
 
@@ -37,13 +37,13 @@ class LiveView(ConsoleOutput):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(stdout, stderr, num_processes)
-        self.progress: Callable[[], tuple[ProcessProgress, ...]] = lambda: ()
+        self.progress: Callable[[], tuple[ProcessReport, ...]] = lambda: ()
         self._clock = clock
         self._job: Job | None = None
         self._saved_at: tuple[int, float] = (-1, 0.0)
         self._live = _Frames(self)
 
-    def follow(self, progress: Callable[[], tuple[ProcessProgress, ...]]) -> None:
+    def follow(self, progress: Callable[[], tuple[ProcessReport, ...]]) -> None:
         """Takes the function that returns what the processes last reported."""
         self.progress = progress
 
@@ -105,7 +105,7 @@ class _Frames(Live):
             super().refresh()
 
 
-def _row(job: Job, process: int, progress: ProcessProgress | None) -> tuple[str, ...]:
+def _row(job: Job, process: int, progress: ProcessReport | None) -> tuple[str, ...]:
     if progress is None or progress.step < 0:
         return str(process), _state(job, process), "-", "-", "-"
     saved = str(progress.saved_step) if progress.saved_step >= 0 else "-"

@@ -25,7 +25,6 @@ from holdfast.coordination.process.job_folder import EndedJob, LaunchedJob
 from holdfast.multihost import JobError
 from holdfast.proto import session_pb2
 
-from ..supervisor.account import Account, AttemptLog, Errand
 from ..supervisor.engine import Engine, JobResult, supervise
 from ..supervisor.goodput import LIVES, Goodput, GoodputMeter
 from ..supervisor.job import (
@@ -50,9 +49,10 @@ from ..supervisor.job import (
     Stuck,
     Terminate,
 )
+from ..supervisor.ledger import Errand, Ledger
 from ..view import LiveView, change_printer
 from ..workers.output import Output
-from ..workers.progress_watch import ProcessProgress, ProgressWatch, newest
+from ..workers.progress_watch import ProcessReport, ProgressWatch, newest
 from ..workers.raised import RAISED
 from ..workers.signals import passing_on
 
@@ -88,9 +88,8 @@ class BaseEngine(Engine):
         # Of the launcher, and of the attempts that are over.
         self._history: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
         self._curve = StepCurve()
-        self._goodput: Callable[[], Goodput] = Goodput
+        self._ledger = Ledger(GoodputMeter(time.monotonic()))
         self._launcher = session_pb2.Launcher()
-        self._attempts = AttemptLog()
         self.errand = Errand()
         self.log_folder: Path | None = None  # where the processes' lines are, if anywhere
         self._address = ""  # of the last coordinator
@@ -193,17 +192,22 @@ class BaseEngine(Engine):
         for event in newest(self._history):
             self._watch.note(event)
 
-    def account_by(self, meter: GoodputMeter) -> None:
-        """Has the coordinators to come know where the job's time goes."""
-        self._goodput = lambda: meter.goodput(time.monotonic())
+    def observe(self, before: Job, decision: Decision, ledger: Ledger) -> None:
+        """Takes a decision: the coordinators know how the job is, and each change of it."""
+        after = decision.job
+        self._ledger = ledger
+        changed = (after.state, after.attempt) != (before.state, before.attempt)
+        if changed or after.why_waiting != before.why_waiting:
+            self._tell(decision)
+        if changed:
+            self.note(f"attempt {after.attempt} is {after.state}: {decision.reason}")
+        over = before.state in LIVES and after.state not in LIVES
+        if over and after.alive and after.error is not None:
+            self._end_attempt(after.attempt, after.error)
 
-    def tell(self, decision: Decision) -> None:
-        """Has the coordinators know how the job is now."""
+    def _tell(self, decision: Decision) -> None:
         job = decision.job
-        self._attempts.observe(decision, time.time())
-        launcher = self.errand.launcher(decision)
-        launcher.attempts.extend(self._attempts.kept)
-        self._launcher = launcher
+        self._launcher = self.errand.launcher(decision, self._ledger)
         told = LaunchedJob(
             job_id=job.job_id,
             pid=os.getpid(),
@@ -217,8 +221,8 @@ class BaseEngine(Engine):
         with contextlib.suppress(OSError, CoordinationError):
             told.leave()
 
-    def _account(self) -> Account:
-        return Account(self._launcher, self._goodput())
+    def _account(self) -> tuple[session_pb2.Launcher, Goodput]:
+        return self._launcher, self._ledger.meter.goodput(time.monotonic())
 
     def _terminate(
         self, number: signal.Signals = signal.SIGTERM, processes: frozenset[int] | None = None
@@ -248,7 +252,7 @@ class BaseEngine(Engine):
         if self._watch is not None:
             self._watch.note(event)
 
-    def end_attempt(self, attempt: int, error: JobError) -> None:
+    def _end_attempt(self, attempt: int, error: JobError) -> None:
         """Has the processes of an attempt log that it is over, and why. Takes at most 1 s."""
         if self._watch is not None:
             why = str(error).replace(f" in attempt {attempt}", "")
@@ -262,7 +266,7 @@ class BaseEngine(Engine):
         """
         self._queue.put(partial(self._on_signal, signal.Signals(number)))
 
-    def progress(self) -> tuple[ProcessProgress, ...]:
+    def progress(self) -> tuple[ProcessReport, ...]:
         """Returns what the processes of this attempt last reported."""
         watch = self._watch
         return watch.processes if watch is not None else ()
@@ -424,24 +428,14 @@ def run_job(
         view.follow(engine.progress)
     print_change = change_printer(output, first_attempt=job.attempt + 1)
 
-    def on_decision(before: Job, decision: Decision) -> None:
+    def on_decision(before: Job, decision: Decision, event: Event, ledger: Ledger) -> None:
         if view is not None:
             view.observe(before, decision)
         print_change(before, decision)
-        after = decision.job
-        changed = (after.state, after.attempt) != (before.state, before.attempt)
-        if changed or after.why_waiting != before.why_waiting:
-            engine.tell(decision)
-        if changed:
-            engine.note(f"attempt {after.attempt} is {after.state}: {decision.reason}")
-        over = before.state in LIVES and after.state not in LIVES
-        if over and after.alive and after.error is not None:
-            engine.end_attempt(after.attempt, after.error)
+        engine.observe(before, decision, ledger)
 
-    meter = GoodputMeter(time.monotonic())
-    engine.account_by(meter)
     with passing_on(engine.forward):
-        result = supervise(job, engine, on_decision=on_decision, meter=meter)
+        result = supervise(job, engine, on_decision=on_decision)
     engine.leave_verdict(result, job.attempt + result.attempts)
     if result.step >= 0:
         output.say(describe_goodput(vars(result.goodput)))

@@ -23,7 +23,6 @@ from holdfast.coordination.server.metrics import MetricsServer
 from holdfast.multihost import ProcessSpec, StartupFailed
 from holdfast.proto import session_pb2
 
-from ..supervisor.account import Errand
 from ..supervisor.engine import JobResult, start_failed
 from ..supervisor.job import (
     Capacity,
@@ -41,6 +40,7 @@ from ..supervisor.job import (
     RestartPolicy,
     Waiting,
 )
+from ..supervisor.ledger import Errand
 from ..view import LiveView
 from ..workers.compile_cache import compile_cache
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator

@@ -21,9 +21,9 @@ from holdfast.coordination.address import own_host
 from holdfast.multihost.start.launchers import slurm_attempt
 
 from ..external.task import MARK, TERMINATE
-from ..supervisor.account import Errand
 from ..supervisor.engine import JobResult
 from ..supervisor.job import Event, Exited, Job, Reserve, Reserved, RestartPolicy, Stuck
+from ..supervisor.ledger import Errand
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from ..workers.output import Output, console_unless
 from ..workers.process import WorkerProcess

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast.coordination.diagnosis.summary import counted
@@ -29,6 +29,7 @@ from .job import (
     State,
     Tick,
 )
+from .ledger import Ledger
 
 
 class Engine(Protocol):
@@ -99,20 +100,16 @@ def supervise(
     job: Job,
     engine: Engine,
     *,
-    on_decision: Callable[[Job, Decision], None] = lambda before, decision: None,
+    on_decision: Callable[[Job, Decision, Event, Ledger], None] = lambda *decided: None,
     clock: Callable[[], float] = time.monotonic,
-    meter: GoodputMeter | None = None,
 ) -> JobResult:
     """Runs `job` on `engine` to its end, and closes the engine. Blocks.
 
-    `on_decision` sees each decision, with the job before it. `meter`, where its account is wanted
-    before the end, was made just now by `clock`.
+    `on_decision` sees each decision, with the job before it, the event and the history with it.
     """
     began = clock()
+    ledger = Ledger(GoodputMeter(began), time.time() - began)
     before = job.attempt
-    meter = meter or GoodputMeter(began)
-    reasons: list[str] = []
-    outlived: set[int] = set()
     pending: deque[Event] = deque([Start()])
     try:
         while not job.final:
@@ -120,22 +117,16 @@ def supervise(
                 timeout_s = None if job.wake_at is None else max(0.0, job.wake_at - clock())
                 pending.extend([*engine.events(timeout_s), Tick()])
             event = pending.popleft()
-            decision = decide(job, event, clock())
-            meter.observe(decision.job, event, clock())
-            if decision.job.state is not job.state or decision.actions:
-                reasons.append(decision.reason)
-            on_decision(job, decision)
+            now = clock()
+            decision = decide(job, event, now)
+            ledger = ledger.observe(job, decision, event, now)
+            on_decision(job, decision, event, ledger)
             job = decision.job
-            if job.staying:
-                outlived.add(job.attempt)
             # A start that failed is decided upon before anything else.
             pending.extendleft(_carry_out(engine, decision))
     finally:
         engine.close()
-    ended = clock()
-    attempts = job.attempt - before
-    result = _result(job, attempts, reasons, ended - began, goodput=meter.goodput(ended))
-    return replace(result, outlived=len(outlived))
+    return _result(job, job.attempt - before, ledger, clock())
 
 
 def _carry_out(engine: Engine, decision: Decision) -> list[Event]:
@@ -156,9 +147,8 @@ def start_failed(attempt: int, error: Exception) -> StartFailed:
     return StartFailed(attempt, why, final, preempted=isinstance(error, Preempted))
 
 
-def _result(
-    job: Job, attempts: int, reasons: list[str], elapsed_s: float, *, goodput: Goodput
-) -> JobResult:
+def _result(job: Job, attempts: int, ledger: Ledger, now: float) -> JobResult:
+    goodput = ledger.meter.goodput(now)
     interrupted = "SIGINT" in job.notices
     return JobResult(
         outcome="done" if job.state is State.FINISHED else str(job.state),
@@ -168,8 +158,9 @@ def _result(
         error=job.error,
         step=job.step,
         saved_step=job.saved_step,
-        reasons=tuple(reasons),
-        elapsed_s=elapsed_s,
+        reasons=ledger.reasons,
+        elapsed_s=goodput.total_s,
         interrupted=interrupted,
         goodput=goodput,
+        outlived=len(ledger.outlived),
     )

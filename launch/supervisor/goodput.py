@@ -73,39 +73,12 @@ class _Pace:
         return _Pace(self.steps + steps, self.seconds + seconds)
 
 
-@dataclass(frozen=True)
-class _Account:
-    """What is known at one event, and what the time since then counts for."""
-
-    counted: Goodput
-    at: float
-    counts_as: str
-    since_step_s: float
-    pace: _Pace
-
-    def up_to(self, now: float) -> Goodput:
-        """Returns the account up to `now`, as if nothing came in between."""
-        seconds = dict(vars(self.counted))
-        seconds[self.counts_as] += now - self.at
-        if self.counts_as in _STEPS:
-            lost_s = self.since_step_s + now - self.at - self.pace.step_s
-            if lost_s > self.pace.limit_s:
-                seconds[self.counts_as] -= lost_s
-                seconds["hung_s"] += lost_s
-        return Goodput(**seconds)
-
-
 class GoodputMeter:
-    """Accounts for the time between two events, by the state of the job in between.
-
-    `goodput` may be called from any thread.
-    """
+    """Accounts for the time between two events, by the state of the job in between."""
 
     def __init__(self, now: float) -> None:
         self._at = now
         self._part = "starting_s"
-        # Replaced as one: any thread may read it.
-        self._known = _Account(Goodput(), now, self._part, since_step_s=0.0, pace=_Pace())
         self._attempt = 0
         self._step = -1  # of this attempt
         self._since_step_s = 0.0  # of the part since its last step
@@ -117,7 +90,8 @@ class GoodputMeter:
         self._seconds = dict.fromkeys((each.name for each in fields(Goodput)), 0.0)
 
     def observe(self, job: Job, event: object, now: float) -> None:
-        """Takes an event and the job that it has led to."""
+        """Takes an event and the job that it has led to. A copy that was made before stays."""
+        self._seconds = dict(self._seconds)
         self._count(now)
         if isinstance(event, Stalled) and event.attempt == self._attempt:
             self._settle(0, hangs=True)
@@ -131,9 +105,6 @@ class GoodputMeter:
             ends_well = job.state in (*RUNS, State.FINISHED) and part == "ending_s"
             self._settle(0, lost="ending_s" if ends_well else "hung_s")
             self._part = part
-        self._known = _Account(
-            Goodput(**self._seconds), now, part, since_step_s=self._since_step_s, pace=self._pace
-        )
 
     def _count(self, now: float) -> None:
         """Counts the time since the last event for the part that it was in."""
@@ -199,5 +170,13 @@ class GoodputMeter:
         return moved
 
     def goodput(self, now: float) -> Goodput:
-        """Returns the account up to `now`."""
-        return self._known.up_to(now)
+        """Returns the account up to `now`, as if nothing came since the last event."""
+        seconds = dict(self._seconds)
+        passed_s = now - self._at
+        seconds[self._part] += passed_s
+        if self._part in _STEPS:
+            lost_s = self._since_step_s + passed_s - self._pace.step_s
+            if lost_s > self._pace.limit_s:
+                seconds[self._part] -= lost_s
+                seconds["hung_s"] += lost_s
+        return Goodput(**seconds)

@@ -35,7 +35,7 @@ from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.vitals import ENDS_WITH
 from holdfast.proto import coordination_pb2, session_pb2
 
-from ..supervisor.account import Account
+from ..supervisor.goodput import Goodput
 from ..supervisor.job import (
     NO_SAVE,
     Event,
@@ -65,22 +65,15 @@ _MOST_STACKS = 4  # of processes that keep a job waiting
 _MOST_DEAF = 8  # processes that are named
 
 
-@dataclass(frozen=True)
-class ProcessProgress:
-    """What one process last reported; -1 where it never did."""
+@dataclass(frozen=True, slots=True)
+class ProcessReport:
+    """What one process last reported; steps are -1 where it never did."""
 
     process: int
     step: int
     saved_step: int
     steps_per_second: float
     error: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Reported:
-    """What the supervisor goes by, of one process."""
-
-    progress: ProcessProgress
     connected: bool
     leaving: bool
     asks_preemption: bool
@@ -92,13 +85,19 @@ class _Reported:
     raised: str  # the exception that has left its main thread
 
     @classmethod
-    def of(cls, task: session_pb2.TaskStatus) -> _Reported:
-        values = task.progress.values
+    def of(cls, task: session_pb2.TaskStatus) -> ProcessReport:
+        """Returns what a status says of a process."""
+        progress = task.progress
+        values = progress.values
         return cls(
-            _progress(task),
+            task.task_id,
+            step=progress.step if progress.HasField("step") else -1,
+            saved_step=progress.saved_step if progress.HasField("saved_step") else -1,
+            steps_per_second=task.steps_per_second,
+            error=task.error,
             connected=task.state == coordination_pb2.CONNECTED,
             leaving=bool(values.get("leaving")),
-            asks_preemption=task.progress.asks_preemption,
+            asks_preemption=progress.asks_preemption,
             restartable=bool(values.get("restartable")),
             done=bool(values.get("done")),
             restored_s=values.get("restore_s", 0.0),
@@ -106,6 +105,10 @@ class _Reported:
             for_devices_s=values.get("for_devices_s", 0.0),
             raised=raised_by(task),
         )
+
+
+def _nothing_known() -> tuple[session_pb2.Launcher, Goodput]:
+    return session_pb2.Launcher(), Goodput()
 
 
 class ProgressWatch:
@@ -130,7 +133,7 @@ class ProgressWatch:
         *,
         policy: RestartPolicy,
         say: Callable[[str], None],
-        account: Callable[[], Account] = Account,
+        account: Callable[[], tuple[session_pb2.Launcher, Goodput]] = _nothing_known,
         replaces: bool = False,
     ) -> None:
         self.attempt = attempt
@@ -156,7 +159,7 @@ class ProgressWatch:
         self._last = Progressed(attempt)
         # Of processes that have had a Session, as a poll saw or what they said of a save shows.
         self._saves: dict[int, SavePosition] = {}
-        self._reported: dict[int, _Reported] = {}
+        self._reported: dict[int, ProcessReport] = {}
         self._heard: set[int] = set()
         self._notices: set[str] = set()
         self._history: deque[session_pb2.Event] = deque()
@@ -176,7 +179,8 @@ class ProgressWatch:
         if event.kind != _LAUNCHER:
             self._told_until_s = max(self._told_until_s, event.unix_s + _CLOCK_S)
 
-    def _note(self, text: str) -> None:
+    def _announce(self, text: str) -> None:
+        self._say(text)
         self.note(session_pb2.Event(unix_s=time.time(), kind=_LAUNCHER, text=text))
 
     def own_events(self) -> list[session_pb2.Event]:
@@ -206,13 +210,11 @@ class ProgressWatch:
             return
         self._said_nobody = True
         if all(task.state == coordination_pb2.UNINITIALIZED for task in status.tasks):
-            text = (
+            self._announce(
                 f"none of the {status.num_processes} processes has joined the job after"
                 f" {status.up_s:.0f} s: call holdfast.multihost.initialize() at the start of the"
                 " program; without it each of them trains alone"
             )
-            self._say(text)
-            self._note(text)
 
     def _find_deaf(self) -> None:
         """Says, once, who makes steps after a notice and has never asked for one: it does not know
@@ -224,7 +226,7 @@ class ProgressWatch:
             return
         reported = self._reported.copy().items()
         deaf = {
-            process: each.progress.step
+            process: each.step
             for process, each in reported
             if each.connected and not (each.asks_preemption or each.leaving)
         }
@@ -237,12 +239,10 @@ class ProgressWatch:
             names = ", ".join(map(str, going_on[:_MOST_DEAF]))
             more = ", ..." if len(going_on) > _MOST_DEAF else ""
             who = "process" if len(going_on) == 1 else "processes"
-            text = (
+            self._announce(
                 f"{who} {names}{more}: the loop does not ask reached_preemption(step): it goes on"
                 " until --preemption-grace-s"
             )
-            self._say(text)
-            self._note(text)
 
     def _find_behind(self) -> None:
         """Says, each time that the wait has doubled, whose last save waits for its devices: the
@@ -250,7 +250,7 @@ class ProgressWatch:
         """
         reported = self._reported.copy().items()
         if not self._notices:
-            self._rates = {process: each.progress.steps_per_second for process, each in reported}
+            self._rates = {process: each.steps_per_second for process, each in reported}
             return
         waits_s, process = max(
             ((each.for_devices_s, process) for process, each in reported), default=(0.0, 0)
@@ -260,12 +260,10 @@ class ProgressWatch:
         self._behind_s = 2 * waits_s
         steps = int(waits_s * self._rates.get(process, 0.0))
         behind = f"{counted(steps, 'step')} or more behind" if steps else "behind"
-        text = (
+        self._announce(
             f"process {process}: a save has waited {waits_s:.0f} s for its devices, which are"
             f" {behind}; give save or should_save each step, and the state"
         )
-        self._say(text)
-        self._note(text)
 
     def _find_stuck(self) -> None:
         """Reports, once each, processes that an exception ends, and that have not ended in time."""
@@ -281,7 +279,7 @@ class ProgressWatch:
         reported = self._reported.get(process)
         if reported is None:
             return ""
-        said = own_words(process, reported.progress.error)
+        said = own_words(process, reported.error)
         if not said.startswith(ENDS_WITH):
             said = reported.raised
         return _first_line(said.removeprefix(ENDS_WITH))
@@ -289,7 +287,7 @@ class ProgressWatch:
     def last_words(self, process: int) -> str:
         """Returns the first line of what a process said of its own end, "" for nothing."""
         reported = self._reported.get(process)
-        said = "" if reported is None else own_words(process, reported.progress.error)
+        said = "" if reported is None else own_words(process, reported.error)
         return self.raised(process) or _first_line(said)
 
     @property
@@ -329,9 +327,7 @@ class ProgressWatch:
         evidence = gather(self._client, with_stacks=True)
         if new := self._new_stragglers(evidence.status):
             self._stragglers |= {task.task_id for task in new}
-            text = f"straggler: {describe_stragglers(evidence, new)}"
-            self._say(text)
-            self._note(text)
+            self._announce(f"straggler: {describe_stragglers(evidence, new)}")
 
     def _new_stragglers(self, status: session_pb2.StatusResponse) -> list[session_pb2.TaskStatus]:
         stragglers = find_stragglers(status, self._rule)
@@ -369,8 +365,8 @@ class ProgressWatch:
 
     def _poll(self) -> None:
         self._send_history()
-        account = self._account()
-        self._client.report_launcher(account.launcher, vars(account.goodput))
+        launcher, goodput = self._account()
+        self._client.report_launcher(launcher, vars(goodput))
         last = self.events[-1].number if self.events else 0
         status = self._followed.look(events_after=last)
         self._take(status, self._followed.changed)
@@ -388,9 +384,9 @@ class ProgressWatch:
             self._history.popleft()  # sent: a coordinator that did not answer gets it again
 
     @property
-    def processes(self) -> tuple[ProcessProgress, ...]:
+    def processes(self) -> tuple[ProcessReport, ...]:
         """What the processes last reported, in order."""
-        return tuple(reported.progress for reported in self._reported.copy().values())
+        return tuple(self._reported.copy().values())
 
     def _take(self, status: session_pb2.StatusResponse, changed: Iterable[int]) -> None:
         add_events(self.events, status.events)
@@ -405,7 +401,7 @@ class ProgressWatch:
 
     def _take_process(self, task: session_pb2.TaskStatus) -> None:
         process = task.task_id
-        self._reported[process] = _Reported.of(task)
+        self._reported[process] = ProcessReport.of(task)
         if task.heartbeat_age_s >= 0:
             self._heard.add(process)
         if process in self._saves or task.has_session or "save_stage" in task.progress.values:
@@ -415,13 +411,13 @@ class ProgressWatch:
         reported = self._reported.values()
         return Progressed(
             self.attempt,
-            max((each.progress.step for each in reported), default=-1),
-            max((each.progress.saved_step for each in reported), default=-1),
+            max((each.step for each in reported), default=-1),
+            max((each.saved_step for each in reported), default=-1),
             len(reported) > 0 and all(each.done for each in reported),
             saves=dict(self._saves),
             restored_s=max((each.restored_s for each in reported), default=0.0),
             blocked_s=max((each.blocked_s for each in reported), default=0.0),
-            leaving=frozenset(each.progress.process for each in reported if each.leaving),
+            leaving=frozenset(each.process for each in reported if each.leaving),
             restartable=self._restartable(),
         )
 
@@ -513,12 +509,3 @@ def newest(history: Iterable[session_pb2.Event]) -> list[session_pb2.Event]:
     for event in history:
         kept[event.kind == SAVED].append(event)
     return sorted([*kept[False], *kept[True]], key=lambda event: event.unix_s)
-
-
-def _progress(task: session_pb2.TaskStatus) -> ProcessProgress:
-    progress = task.progress
-    step = progress.step if progress.HasField("step") else -1
-    saved = progress.saved_step if progress.HasField("saved_step") else -1
-    return ProcessProgress(
-        task.task_id, step, saved, steps_per_second=task.steps_per_second, error=task.error
-    )

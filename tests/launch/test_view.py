@@ -18,7 +18,8 @@ from holdfast.launch import LiveView, Preempted
 from holdfast.launch.supervisor.job import Decision, Job, State
 from holdfast.launch.view import change_printer
 from holdfast.launch.workers.output import ConsoleOutput
-from holdfast.launch.workers.progress_watch import ProcessProgress
+from holdfast.launch.workers.progress_watch import ProcessReport
+from holdfast.proto import session_pb2
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
 
@@ -53,6 +54,12 @@ def test_the_live_view_on_a_terminal() -> None:
     assert b"\x1b[36m[0] " in seen
 
 
+def report(step: int, saved: int, rate: float) -> ProcessReport:
+    """Returns what process 0 reports."""
+    progress = session_pb2.ReportRequest(step=step, saved_step=saved)
+    return ProcessReport.of(session_pb2.TaskStatus(progress=progress, steps_per_second=rate))
+
+
 def test_the_table_tells_step_rate_and_last_save() -> None:
     """The rate is the coordinator's, so that the view says what status and page say."""
     now = [100.0]
@@ -61,7 +68,7 @@ def test_the_table_tells_step_rate_and_last_save() -> None:
     view.observe(job, Decision(job, (), ""))
     shown = []
     for step in (50, 60, 70):
-        progress = (ProcessProgress(0, step, 40, 4.96, ""),)
+        progress = (report(step, 40, 4.96),)
         view.follow(lambda progress=progress: progress)
         title, table = view.frame().renderables
         now[0] += 2
@@ -77,7 +84,7 @@ def test_the_frame_is_readable_at_any_width(columns: int) -> None:
     alive = frozenset({0, 1})
     job = Job("local-4f2a81bc", 2, 2, state=State.RUNNING, attempt=3, alive=alive, saved_step=3456)
     view.observe(job, Decision(job, (), ""))
-    view.follow(lambda: (ProcessProgress(0, 123460, 3456, 1234.5, ""),))
+    view.follow(lambda: (report(123460, 3456, 1234.5),))
     console = Console(file=io.StringIO(), width=columns)
     console.print(view.frame())
     line, titles, first, second = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

@@ -20,7 +20,6 @@ from holdfast.coordination import Credentials
 from holdfast.coordination.process.job_folder import JobFolder
 from holdfast.multihost import Preempted, ProcessSpec
 
-from ...supervisor.account import Errand
 from ...supervisor.engine import JobResult, start_failed
 from ...supervisor.job import (
     Capacity,
@@ -33,6 +32,7 @@ from ...supervisor.job import (
     RestartPolicy,
     Waiting,
 )
+from ...supervisor.ledger import Errand
 from ...workers.coordinator import HEARTBEAT_TIMEOUT_S
 from ...workers.output import Output, console_unless
 from ...workers.secrets import JobSecrets, credentials_in, require_cryptography

@@ -73,7 +73,7 @@ class Rejoining(Recording):
         else:
             super().carry_out(action)
 
-    def end_attempt(self, attempt: int, error: JobError) -> None:
+    def _end_attempt(self, attempt: int, error: JobError) -> None:
         self.done.append((attempt, str(error)))
 
 

@@ -95,7 +95,7 @@ def test_each_decision_comes_with_the_job_before() -> None:
     supervise(
         job(1),
         engine,
-        on_decision=lambda before, decision: seen.append((before, decision)),
+        on_decision=lambda before, decision, event, ledger: seen.append((before, decision)),
         clock=engine.clock,
     )
     assert [before for before, _ in seen[1:]] == [decision.job for _, decision in seen[:-1]]

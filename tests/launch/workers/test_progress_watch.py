@@ -29,7 +29,7 @@ from holdfast.launch.supervisor.job import (
 from holdfast.launch.workers import progress_watch
 from holdfast.launch.workers.coordinator import Coordinator
 from holdfast.launch.workers.progress_watch import (
-    ProcessProgress,
+    ProcessReport,
     ProgressWatch,
     add_events,
     newest,
@@ -345,7 +345,7 @@ def test_a_coordinator_that_is_gone_is_no_event(watched: Watched) -> None:
     """What was reported stands; asking again neither raises nor reports."""
     watched.report(0, 5)
     watched.events.get(timeout=30)
-    before: tuple[ProcessProgress, ...] = watched.watch.processes
+    before: tuple[ProcessReport, ...] = watched.watch.processes
     watched.coordinator.close()
     watched.watch.refresh()
     assert watched.events.empty() and watched.watch.processes == before

@@ -319,12 +319,10 @@ DRAWN: tuple[Callable[[Lots], Drawn], ...] = (
 def trace_of(life: Life) -> Trace:
     """Runs a job to its end, in virtual time. Raises Divergence where it has none."""
     engine = FakeEngine(life.policy, life.program, life.room, life.happenings, seed=life.seed)
-    recorder = Recorder(engine.seen)
+    recorder = Recorder(engine.seen, engine.clock)
     job = Job("job", life.least, life.processes, life.policy)
     try:
-        result = supervise(
-            job, engine, on_decision=recorder.on_decision, clock=engine.clock, meter=recorder
-        )
+        result = supervise(job, engine, on_decision=recorder.on_decision, clock=engine.clock)
     except AssertionError as error:
         told = f"{type(error).__name__}: {error}"
         raise Divergence(life, ("jobs_end",), told, recorder.steps) from error

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from holdfast.launch.supervisor.engine import JobResult
-from holdfast.launch.supervisor.goodput import GoodputMeter
 from holdfast.launch.supervisor.job import (
     Decision,
     Event,
@@ -15,10 +13,10 @@ from holdfast.launch.supervisor.job import (
     Kill,
     Replace,
     Stalled,
-    Start,
     State,
     Terminate,
 )
+from holdfast.launch.supervisor.ledger import Ledger
 
 MOST_DECISIONS = 4000
 
@@ -111,30 +109,23 @@ class Trace:
         return self.steps[-1].after
 
 
-class Recorder(GoodputMeter):
-    """Writes a trace: it sees the event of each decision, as the loop's meter does."""
+class Recorder:
+    """Writes a trace."""
 
-    def __init__(self, seen: Callable[[frozenset[int]], Seen]) -> None:
-        super().__init__(0.0)
+    def __init__(self, seen: Callable[[frozenset[int]], Seen], clock: Callable[[], float]) -> None:
         self.steps: list[Step] = []
         self._seen = seen
-        self._event: Event = Start()
-        self._now = 0.0
+        self._clock = clock
         self._silent: frozenset[int] = frozenset()
 
-    def observe(self, job: Job, event: Any, now: float) -> None:
-        self._event = event
-        self._now = now
-        super().observe(job, event, now)
-
-    def on_decision(self, before: Job, decision: Decision) -> None:
-        """Takes a decision about the event that it has just seen."""
+    def on_decision(self, before: Job, decision: Decision, event: Event, ledger: Ledger) -> None:
+        """Takes a decision about an event."""
         # While an attempt is ended, or all leave, a hang is nothing new.
-        if isinstance(self._event, Stalled) and before.state is State.RUNNING:
-            self._silent = self._event.silent
+        if isinstance(event, Stalled) and before.state is State.RUNNING:
+            self._silent = event.silent
         elif decision.job.attempt != before.attempt:
             self._silent = frozenset()
         seen = self._seen(self._silent)
-        self.steps.append(Step(self._now, self._event, before, decision, seen))
+        self.steps.append(Step(self._clock(), event, before, decision, seen))
         if len(self.steps) > MOST_DECISIONS:
             raise Endless(f"{MOST_DECISIONS} decisions, and no end")
