@@ -139,6 +139,14 @@ num_processes_option = click.option(
     required=True,
     help="How many processes.",
 )
+slices_option = click.option(
+    "--slices",
+    "num_slices",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="TPU slices of equal size.",
+)
 min_processes_option = click.option(
     "--min-processes",
     type=click.IntRange(1),
@@ -163,6 +171,20 @@ single_writer_option = click.option(
     is_flag=True,
     help="Promise that nobody else writes there: for stores that cannot make a commit safe.",
 )
+
+
+def _pairs(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str]:
+    for value in values:
+        if "=" not in value:
+            raise click.BadParameter(f"{value!r}: expected NAME=VALUE")
+    return dict(value.split("=", 1) for value in values)
+
+
+def pairs_option(*names: str, help: str) -> Callable[[_Command], _Command]:
+    """Adds an option that may be given several times, for a dict of its names and values."""
+    return click.option(*names, multiple=True, callback=_pairs, metavar="NAME=VALUE", help=help)
 
 
 def folder_argument(name: str) -> Callable[[_Command], _Command]:

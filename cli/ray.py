@@ -18,21 +18,20 @@ from .common import (
     min_processes_option,
     num_processes_option,
     orbax_option,
+    pairs_option,
     print_json,
     restart_options,
+    slices_option,
     take_policy,
     with_orbax,
 )
 
 
-def _amounts(
-    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
-) -> dict[str, float]:
+def _amounts(resources: dict[str, str]) -> dict[str, float]:
     try:
-        amounts = {name: float(amount) for name, amount in (each.split("=", 1) for each in values)}
-    except ValueError:
-        raise click.BadParameter(f"{', '.join(values)}: expected NAME=AMOUNT") from None
-    return amounts or {"CPU": 1.0}
+        return {name: float(amount) for name, amount in resources.items()} or {"CPU": 1.0}
+    except ValueError as error:
+        raise click.UsageError(f"--resource: expected NAME=AMOUNT: {error}") from None
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -44,22 +43,8 @@ def _amounts(
     show_default=True,
     help='Of the cluster; "auto" is the one this machine belongs to.',
 )
-@click.option(
-    "--resource",
-    "resources",
-    multiple=True,
-    callback=_amounts,
-    metavar="NAME=AMOUNT",
-    help="Of one process.  [default: CPU=1]",
-)
-@click.option(
-    "--slices",
-    "num_slices",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="TPU slices of equal size.",
-)
+@pairs_option("--resource", "resources", help="Of one process.  [default: CPU=1]")
+@slices_option
 @restart_options(0)
 @heartbeat_timeout_option
 @job_id_option
@@ -84,6 +69,7 @@ def ray(
         sys.stderr if as_json else sys.stdout, sys.stderr, options["num_processes"]
     )
     with launching(), contextlib.closing(lines):
+        options["resources"] = _amounts(options["resources"])
         restart = take_policy(options)
         result = engine.run_command(
             with_orbax(command) if orbax else command,

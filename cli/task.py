@@ -9,7 +9,13 @@ from typing import Any
 
 import click
 
-from .common import command_argument, commit_grace_s_option, grace_s_option, refuse
+from .common import (
+    command_argument,
+    commit_grace_s_option,
+    grace_s_option,
+    insecure_option,
+    refuse,
+)
 
 _OF_A_COORDINATOR_OF_OURS = (
     "is for a coordinator that process 0 starts: leave it out, or --coordinator"
@@ -48,7 +54,7 @@ _OF_A_COORDINATOR_OF_OURS = (
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder with a secured job's token and certificates.",
 )
-@click.option("--insecure", is_flag=True, help="On several machines: no token and certificates.")
+@insecure_option
 @click.option(
     "--report",
     is_flag=True,

@@ -165,22 +165,9 @@ class CompositeNameFormat(NameFormat):
         raise ValueError("\n".join(errors))
 
 
-def standard_name_format(
-    *,
-    step_prefix: str | None = None,
-    step_format_fixed_length: int | None = None,
-    single_host_load_and_broadcast: bool = False,
-    temporary_path_cls: Any = None,
-    atomicity_options: Any = None,
-) -> StandardNameFormat:
-    """Returns names of a prefix and a number. The last three have no effect."""
-    return StandardNameFormat(
-        step_prefix=step_prefix,
-        step_format_fixed_length=step_format_fixed_length,
-        single_host_load_and_broadcast=single_host_load_and_broadcast,
-        temporary_path_cls=temporary_path_cls,
-        atomicity_options=atomicity_options,
-    )
+def standard_name_format(**options: Any) -> StandardNameFormat:
+    """Returns names of a prefix and a number: the options are the fields, by name."""
+    return StandardNameFormat(**options)
 
 
 def composite_name_format(
