@@ -66,8 +66,9 @@ from ..restoring.devices import Region, slices_in
 from ..restoring.per_process import PerProcessReader, PerProcessSelection, leaves_of_process
 from ..restoring.reader import ArrayReader, ReadRequest
 from ..restoring.renamed import RenamedReader, renamed
-from ..restoring.surgery import SurgeryReader, operate
+from ..restoring.surgery import operate
 from ..restoring.surgery_rules import Rules
+from ..restoring.view_reader import ViewReader
 from ..saving.commit import run_protocol
 from ..saving.item_files import ItemTarget, write_files, write_json
 from ..saving.pack_writer import ChunkSums, pack_parts, plan_pack
@@ -554,7 +555,7 @@ def _text(leaf: LeafRecord, about: Mapping[str, str], name: str) -> str:
 
 
 def _in_reading_order(item: ItemRecord, reader: ArrayReader) -> Sequence[LeafRecord]:
-    if not isinstance(reader, SurgeryReader):
+    if not isinstance(reader, ViewReader):
         return item.leaves
     places = {path: place for place, path in enumerate(reader.order)}
     return sorted(item.leaves, key=lambda leaf: places.get(leaf.path, -1))

@@ -36,8 +36,9 @@ from holdfast.checkpoint import (
 )
 from holdfast.checkpoint.format.tree import plain_name
 from holdfast.checkpoint.restoring.reader import ReadRequest
-from holdfast.checkpoint.restoring.surgery import BATCH_BYTES, SurgeryReader, operate
+from holdfast.checkpoint.restoring.surgery import operate
 from holdfast.checkpoint.restoring.surgery_rules import Rules
+from holdfast.checkpoint.restoring.view_reader import BATCH_BYTES, ViewReader
 from tests.support.array_readers import MemoryReader, item_of
 
 RULES = 20  # in one drawn operation
@@ -315,13 +316,13 @@ def test_a_chunk_is_read_once_for_all_its_layers(
     }
     save(tmp_path / "a", stacks, layout=layout)
     filled: list[int] = []
-    inner = SurgeryReader._read
+    inner = ViewReader._read
 
-    def count(self: SurgeryReader, batch: list[ReadRequest]) -> Any:
+    def count(self: ViewReader, batch: list[ReadRequest]) -> Any:
         filled.extend(read.nbytes for read in batch)
         return inner(self, batch)
 
-    monkeypatch.setattr(SurgeryReader, "_read", count)
+    monkeypatch.setattr(ViewReader, "_read", count)
     rules: Rules = {"([qkv])": Unstack(r"layers.{index}.\1", axis=1)}
     convert(tmp_path / "a", tmp_path / "hf", "safetensors", rules=rules)
     assert filled == [stacks["q"].nbytes] * 3
