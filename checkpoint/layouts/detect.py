@@ -42,9 +42,11 @@ from ..format.step_folders import (
 from ..format.tree import describe, escape
 from ..restoring.match import SAVED
 from ..restoring.per_process import PerProcessSelection
-from ..restoring.renamed import RenamedReader, check_rename, renamed
+from ..restoring.reader import ArrayReader
+from ..restoring.renamed import check_rename, renamed
 from ..restoring.restore import RestoreOptions, check_files_like, restore_tree
 from ..restoring.surgery import operate
+from ..restoring.view_reader import read_by_other_paths
 from ..steps.left_behind import Mark, identify_own, left_among, read_marks
 from ..steps.lineage import read_branches, run_of
 from ..steps.refusals import roots_alike
@@ -691,22 +693,18 @@ def restore_checkpoint(
         if isinstance(checkpoint, HoldfastCheckpoint):
             return checkpoint.value(item, like, options)
         return checkpoint.json(item)
-    saved = checkpoint.item(item)
-    wanted = saved if options.rename is None else renamed(saved, options.rename)
+    wanted = checkpoint.item(item)
     shared = None
     if isinstance(checkpoint, HoldfastCheckpoint):
         shared = checkpoint.shared_reader(item, options.peers)
     reader = shared or checkpoint.reader(item)
-    if wanted is not saved:
-        reader = RenamedReader(reader, wanted, saved)
+    if options.rename is not None:
+        wanted, reader = renamed(wanted, reader, options.rename)
     if options.rules is not None:
         wanted, reader = operate(wanted, reader, options.rules)
     is_spelled_so = checkpoint.info.layout == "holdfast" and options.rules is None
     if not is_spelled_so and like is not None and like is not SAVED:
-        plain = wanted
-        wanted = _spelled_like(plain, like)
-        if wanted is not plain:
-            reader = RenamedReader(reader, wanted, plain)
+        wanted, reader = _spelled_like(wanted, reader, like)
     options = replace(options, read="each", peers=None, rename=None, rules=None)
     try:
         values = restore_tree(reader, wanted, like, options)
@@ -742,11 +740,13 @@ def _give_grain_state(
     return like
 
 
-def _spelled_like(item: ItemRecord, like: Any) -> ItemRecord:
+def _spelled_like(
+    item: ItemRecord, reader: ArrayReader, like: Any
+) -> tuple[ItemRecord, ArrayReader]:
     """Lets flat names with dots match a flat `like` too, whose paths have the dots escaped."""
     wanted = set(describe(like)[1])
     spelled = tuple(replace(leaf, path=escape(leaf.path)) for leaf in item.leaves)
     as_they_are = sum(leaf.path in wanted for leaf in item.leaves)
     if as_they_are >= sum(leaf.path in wanted for leaf in spelled):
-        return item
-    return replace(item, leaves=spelled)
+        return item, reader
+    return replace(item, leaves=spelled), read_by_other_paths(reader, spelled, item.leaves)

@@ -52,20 +52,45 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class SavedArray(View):
-    """A leaf as it is stored."""
+    """A leaf as it is stored, or of its first axis one row."""
 
     leaf: LeafRecord
+    row: Region = ()
 
     @classmethod
     def of(cls, leaf: LeafRecord) -> SavedArray:
         assert leaf.grid is not None
         return cls(leaf.shape, leaf.numpy_dtype, leaf.grid.chunk_shape, leaf)
 
+    @classmethod
+    def row_of(cls, leaf: LeafRecord, row: int) -> SavedArray:
+        assert leaf.grid is not None
+        chunk = leaf.grid.chunk_shape[1:]
+        return cls(leaf.shape[1:], leaf.numpy_dtype, chunk, leaf, ((row, row + 1),))
+
     def reads(self, region: Region) -> Iterator[Read]:
-        yield self.leaf, region
+        yield self.leaf, (*self.row, *region)
 
     def make(self, region: Region, arrays: Arrays) -> np.ndarray[Any, Any]:
-        return next(arrays)
+        array = next(arrays)
+        return array[0] if self.row else array
+
+
+@dataclass(frozen=True, eq=False)
+class ViewOfOne(View):
+    """A view of another one: its region `inner`, unless a subclass changes it."""
+
+    of_view: View
+
+    def inner(self, region: Region) -> Region:
+        """Returns the region of the other view that a region needs."""
+        return region
+
+    def reads(self, region: Region) -> Iterator[Read]:
+        return self.of_view.reads(self.inner(region))
+
+    def make(self, region: Region, arrays: Arrays) -> np.ndarray[Any, Any]:
+        return self.of_view.make(self.inner(region), arrays)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,10 +166,8 @@ class Transposed(View):
 
 
 @dataclass(frozen=True, eq=False)
-class Casted(View):
+class Casted(ViewOfOne):
     """A view in another dtype."""
-
-    of_view: View
 
     @classmethod
     def of(cls, view: View, dtype: np.dtype[Any]) -> Casted:
@@ -152,18 +175,13 @@ class Casted(View):
             raise ValueError(f"{dtype.name} cannot hold the imaginary parts of {view.dtype.name}")
         return cls(view.shape, dtype, view.chunk, view)
 
-    def reads(self, region: Region) -> Iterator[Read]:
-        return self.of_view.reads(region)
-
     def make(self, region: Region, arrays: Arrays) -> np.ndarray[Any, Any]:
-        return converted(self.of_view.make(region, arrays), self.dtype)
+        return converted(super().make(region, arrays), self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class Reshaped(View):
+class Reshaped(ViewOfOne):
     """A view in another shape."""
-
-    of_view: View
 
     @classmethod
     def of(cls, view: View, shape: Sequence[int]) -> Reshaped:
@@ -195,12 +213,12 @@ class Reshaped(View):
         start = rows[0] * row
         return (first - start, last + 1 - start), (rows, *((0, size) for size in shape[1:]))
 
-    def reads(self, region: Region) -> Iterator[Read]:
-        return self.of_view.reads(self._rows(region)[1])
+    def inner(self, region: Region) -> Region:
+        return self._rows(region)[1]
 
     def make(self, region: Region, arrays: Arrays) -> np.ndarray[Any, Any]:
-        (start, stop), rows = self._rows(region)
-        flat = np.ascontiguousarray(self.of_view.make(rows, arrays)).reshape(-1)[start:stop]
+        (start, stop), _ = self._rows(region)
+        flat = np.ascontiguousarray(super().make(region, arrays)).reshape(-1)[start:stop]
         sizes = tuple(stop - start for start, stop in region)
         if 0 in sizes:
             return np.empty(sizes, self.dtype)
@@ -229,10 +247,9 @@ def _flat(position: Sequence[int], shape: Shape) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Repeated(View):
+class Repeated(ViewOfOne):
     """A view with each entry along an axis several times."""
 
-    of_view: View
     count: int
     axis: int
 
@@ -245,18 +262,14 @@ class Repeated(View):
         chunk = _with(view.chunk, axis, view.chunk[axis] * count)
         return cls(shape, view.dtype, chunk, view, count=count, axis=axis)
 
-    def _inner(self, region: Region) -> Region:
+    def inner(self, region: Region) -> Region:
         start, stop = region[self.axis]
         return _with(region, self.axis, (start // self.count, -(-stop // self.count)))
 
-    def reads(self, region: Region) -> Iterator[Read]:
-        return self.of_view.reads(self._inner(region))
-
     def make(self, region: Region, arrays: Arrays) -> np.ndarray[Any, Any]:
-        inner = self._inner(region)
-        array = np.repeat(self.of_view.make(inner, arrays), self.count, self.axis)
+        array = np.repeat(super().make(region, arrays), self.count, self.axis)
         start, stop = region[self.axis]
-        first = inner[self.axis][0] * self.count
+        first = start // self.count * self.count
         return array[(*[slice(None)] * self.axis, slice(start - first, stop - first))]
 
 
@@ -331,10 +344,9 @@ class Joined(View):
 
 
 @dataclass(frozen=True, eq=False)
-class Sliced(View):
+class Sliced(ViewOfOne):
     """A view from `first` on along an axis."""
 
-    of_view: View
     axis: int
     first: int
 
@@ -345,25 +357,18 @@ class Sliced(View):
         chunk = tuple(map(min, zip(view.chunk, shape, strict=True)))
         return cls(shape, view.dtype, chunk, view, axis=axis, first=first)
 
-    def _inner(self, region: Region) -> Region:
+    def inner(self, region: Region) -> Region:
         start, stop = region[self.axis]
         return _with(region, self.axis, (start + self.first, stop + self.first))
 
-    def reads(self, region: Region) -> Iterator[Read]:
-        return self.of_view.reads(self._inner(region))
-
-    def make(self, region: Region, arrays: Arrays) -> np.ndarray[Any, Any]:
-        return self.of_view.make(self._inner(region), arrays)
-
     def put(self, region: Region, arrays: Arrays, out: np.ndarray[Any, Any]) -> None:
-        self.of_view.put(self._inner(region), arrays, out)
+        self.of_view.put(self.inner(region), arrays, out)
 
 
 @dataclass(frozen=True, eq=False)
-class Squeezed(View):
+class Squeezed(ViewOfOne):
     """A view without an axis that has one entry."""
 
-    of_view: View
     axis: int
 
     @classmethod
@@ -374,14 +379,11 @@ class Squeezed(View):
         chunk = (*view.chunk[:axis], *view.chunk[axis + 1 :])
         return cls(shape, view.dtype, chunk, view, axis)
 
-    def _inner(self, region: Region) -> Region:
+    def inner(self, region: Region) -> Region:
         return (*region[: self.axis], (0, 1), *region[self.axis :])
 
-    def reads(self, region: Region) -> Iterator[Read]:
-        return self.of_view.reads(self._inner(region))
-
     def make(self, region: Region, arrays: Arrays) -> np.ndarray[Any, Any]:
-        return self.of_view.make(self._inner(region), arrays).squeeze(self.axis)
+        return super().make(region, arrays).squeeze(self.axis)
 
 
 def axis_of(shape: Shape, axis: int) -> int:

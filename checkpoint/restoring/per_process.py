@@ -7,14 +7,15 @@ value is a tuple of all. Here a leaf of the record becomes the leaf that one pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from ..errors import leaf_at
 from ..format.grid import Grid
 from ..format.record import ItemRecord, LeafRecord
-from .reader import Allocate, ArrayReader, ReadRequest, foresee
+from .array_views import SavedArray
+from .reader import ArrayReader
+from .view_reader import ViewReader
 
 
 class PerProcessSelection(NamedTuple):
@@ -53,33 +54,7 @@ def _leaf_of_process(leaf: LeafRecord, selection: PerProcessSelection) -> LeafRe
     return replace(leaf, shape=shape, grid=grid, files=None, value=value, refusal=refusal)
 
 
-class PerProcessReader:
-    """Reads one process's rows of what `reader` has of `item`."""
-
-    def __init__(
-        self, reader: ArrayReader, item: ItemRecord, selection: PerProcessSelection
-    ) -> None:
-        self._reader = reader
-        self._process = selection.process
-        self._whole = {leaf.path: leaf for leaf in item.leaves if leaf.per_process}
-
-    def foresee(self, reads: Iterable[ReadRequest]) -> None:
-        """Takes notice of what will be read: see ForeseeingReader."""
-        foresee(self._reader, self._stored(reads))
-
-    def _stored(self, reads: Iterable[ReadRequest]) -> Iterator[ReadRequest]:
-        row = (self._process, self._process + 1)
-        for read in reads:
-            if read.leaf.per_process:
-                yield ReadRequest(self._whole[read.leaf.path], (row, *read.region))
-            else:
-                yield read
-
-    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
-        """Gives every request its array: see ArrayReader."""
-        stored = list(self._stored(reads))
-        self._reader.fill(stored, allocate)
-        for read, inner in zip(reads, stored, strict=True):
-            if read.leaf.per_process:
-                assert inner.array is not None
-                read.take(inner.array[0])
+def read_process(reader: ArrayReader, item: ItemRecord, process: int) -> ViewReader:
+    """Returns the reader of one process's rows of what `reader` has of `item`."""
+    kept = [leaf for leaf in item.leaves if leaf.per_process and leaf.grid is not None]
+    return ViewReader(reader, {leaf.path: SavedArray.row_of(leaf, process) for leaf in kept})

@@ -1,8 +1,8 @@
-"""Leaves under the caller's names, and the reader that still finds them."""
+"""Leaves under the caller's names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ..errors import TreeMismatch
@@ -10,32 +10,8 @@ from ..format.likely_names import NamedLeaf, likely_renames
 from ..format.record import ItemRecord
 from ..format.rename import Names, matches, rename_all, renamer
 from .match import listed
-from .reader import Allocate, ArrayReader, ReadRequest, foresee
-
-
-class RenamedReader:
-    """Fills leaves that go by other paths than the stored ones."""
-
-    def __init__(self, reader: ArrayReader, renamed: ItemRecord, original: ItemRecord) -> None:
-        self._reader = reader
-        self._original = {
-            new.path: old for new, old in zip(renamed.leaves, original.leaves, strict=True)
-        }
-
-    def foresee(self, reads: Iterable[ReadRequest]) -> None:
-        """Takes notice of what will be read: see ForeseeingReader."""
-        foresee(self._reader, self._stored(reads))
-
-    def _stored(self, reads: Iterable[ReadRequest]) -> Iterator[ReadRequest]:
-        return (ReadRequest(self._original[read.leaf.path], read.region) for read in reads)
-
-    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
-        """Gives every request its array: see ArrayReader."""
-        inner = list(self._stored(reads))
-        self._reader.fill(inner, allocate)
-        for read, filled in zip(reads, inner, strict=True):
-            assert filled.array is not None
-            read.take(filled.array)
+from .reader import ArrayReader
+from .view_reader import read_by_other_paths
 
 
 def check_rename(names: Names, items: Iterable[ItemRecord]) -> None:
@@ -60,9 +36,13 @@ def check_rename(names: Names, items: Iterable[ItemRecord]) -> None:
     )
 
 
-def renamed(item: ItemRecord, names: Names) -> ItemRecord:
-    """Returns the item with other paths. Its leaves keep their order, its tree is a flat dict."""
+def renamed(item: ItemRecord, reader: ArrayReader, names: Names) -> tuple[ItemRecord, ArrayReader]:
+    """Returns the item with other paths, and its reader.
+
+    Its leaves keep their order, its tree is a flat dict.
+    """
     new = rename_all(names, [leaf.path for leaf in item.leaves])
     leaves = tuple(replace(leaf, path=new[leaf.path]) for leaf in item.leaves)
     tree = {"kind": "dict", "keys": list(new.values()), "nodes": list(range(len(leaves)))}
-    return ItemRecord(item.name, item.kind, item.files, tree, leaves)
+    renamed_item = ItemRecord(item.name, item.kind, item.files, tree, leaves)
+    return renamed_item, read_by_other_paths(reader, leaves, item.leaves)

@@ -43,10 +43,10 @@ from .match import (
     refuse,
     request_as_saved,
 )
-from .per_process import PerProcessReader, PerProcessSelection, leaves_of_process
+from .per_process import PerProcessSelection, leaves_of_process, read_process
 from .ranges import array_of, converted_leaf
 from .reader import ArrayReader, ItemReader, ReadRequest, foresee
-from .renamed import RenamedReader, renamed
+from .renamed import renamed
 from .shared_reader import shared_reader
 from .sharing import RestorePeers
 from .surgery_rules import Rules
@@ -220,11 +220,9 @@ def restore_tree(
     options = options or RestoreOptions()
     options.check_like(like)
     if options.rename is not None:
-        original = item
-        item = renamed(original, options.rename)
-        reader = RenamedReader(reader, item, original)
+        item, reader = renamed(item, reader, options.rename)
     if options.per_process is not None and any(leaf.per_process for leaf in item.leaves):
-        reader = PerProcessReader(reader, item, options.per_process)
+        reader = read_process(reader, item, options.per_process.process)
         item = leaves_of_process(item, options.per_process)
     # jax lets go of the memory of dead arrays when the collector runs: that memory is used again
     # here.

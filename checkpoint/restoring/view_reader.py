@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,68 +22,61 @@ from .reader import Allocate, ArrayReader, ReadRequest, foresee
 BATCH_BYTES = 16 << 20  # of regions of stored leaves that are read together
 
 
-class _HeldChunks(threading.local):
-    """The whole chunks that each thread read last, one array at a time."""
+class _HeldChunk(threading.local):
+    """The whole chunks of a leaf that each thread read last as one array."""
 
-    def __init__(self) -> None:
-        self._key: tuple[str, Region] | None = None
-        self._array: np.ndarray[Any, Any] | None = None
-
-    def get(
-        self, key: tuple[str, Region], read: Callable[[], np.ndarray[Any, Any]]
-    ) -> np.ndarray[Any, Any]:
-        """Returns the array of a key, held or read now in place of the one before."""
-        if self._array is None or self._key != key:
-            self._array = None
-            self._array = read()
-            self._key = key
-        return self._array
+    key: tuple[str, Region] | None = None
+    array: np.ndarray[Any, Any] | None = None
 
 
 class ViewReader:
-    """Fills leaves of a tree that was operated on: see ArrayReader.
+    """Fills leaves that `views` make of stored ones, by their paths; the others are read as they
+    are. See ArrayReader.
 
-    `order` are the paths of its arrays so that those that are made of one stored leaf follow each
-    other: read in this order, no chunk is read twice that can be read only whole.
+    `order` are the paths so that leaves that are made of one stored leaf follow each other: read in
+    this order, no chunk is read twice that can be read only whole.
     """
 
     def __init__(
-        self, reader: ArrayReader, views: Mapping[str, View], order: Sequence[str]
+        self, reader: ArrayReader, views: Mapping[str, View], order: Sequence[str] = ()
     ) -> None:
         self._reader = reader
         self._views = views
-        self._held = _HeldChunks()
+        self._held = _HeldChunk()
         self.order = order
+
+    def _view_of(self, leaf: LeafRecord) -> View:
+        return self._views.get(leaf.path) or SavedArray.of(leaf)
 
     def foresee(self, reads: Iterable[ReadRequest]) -> None:
         """Takes notice of what will be read: see ForeseeingReader."""
-        needed = (
-            ReadRequest(leaf, around_chunks(leaf, region))
-            for read in reads
-            for leaf, region in self._views[read.leaf.path].reads(read.region)
-        )
-        foresee(self._reader, needed)
+        foresee(self._reader, (each for read in reads for each in self._needed(read)))
+
+    def _needed(self, read: ReadRequest) -> Iterator[ReadRequest]:
+        view = self._view_of(read.leaf)
+        for leaf, region in view.reads(read.region):
+            is_straight = isinstance(view, SavedArray)
+            yield ReadRequest(leaf, region if is_straight else around_chunks(leaf, region))
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader.
 
         What is stored as it is asked for is read straight to where it goes.
         """
-        views = [self._views[read.leaf.path] for read in reads]
         straight: list[tuple[ReadRequest, ReadRequest]] = []
         made: list[tuple[ReadRequest, View]] = []
-        for read, view in zip(reads, views, strict=True):
+        for read in reads:
+            view = self._view_of(read.leaf)
             if isinstance(view, SavedArray):
-                straight.append((read, ReadRequest(view.leaf, read.region)))
+                straight += [(read, ReadRequest(*each)) for each in view.reads(read.region)]
             else:
                 made.append((read, view))
         if straight:
             self._reader.fill([inner for _, inner in straight], allocate)
         for read, inner in straight:
             assert inner.array is not None
-            read.take(inner.array)
-        needed = [each for read, view in made for each in view.reads(read.region)]
-        arrays = self._arrays(needed)
+            read.take(inner.array.reshape(read.shape))
+        arrays = self._arrays(each for read, view in made for each in view.reads(read.region))
         for read, view in made:
             read.lie_in(allocate(read.nbytes))
             assert read.array is not None
@@ -92,40 +85,52 @@ class ViewReader:
             except OutOfRange as error:
                 raise error.of_leaf(read.leaf.path) from None
 
-    def _arrays(self, needed: Sequence[Read]) -> Iterator[np.ndarray[Any, Any]]:
+    def _arrays(self, needed: Iterable[Read]) -> Iterator[np.ndarray[Any, Any]]:
         """Yields regions of stored leaves, read in batches; each is let go of when it is passed."""
         batch: list[ReadRequest] = []
         held = 0
         for leaf, region in needed:
-            around = around_chunks(leaf, region)
-            if around != region:
-                if batch:
-                    yield from self._read(batch)
-                    held = 0
-                yield self._chunks(leaf, around)[slices_in(region, around)]
-                continue
             read = ReadRequest(leaf, region)
-            if batch and held + read.nbytes > BATCH_BYTES:
+            around = around_chunks(leaf, region)
+            if around != region or held + read.nbytes > BATCH_BYTES:
                 yield from self._read(batch)
                 held = 0
-            batch.append(read)
-            held += read.nbytes
-        if batch:
-            yield from self._read(batch)
+            if around != region:
+                yield self._chunks(leaf, around)[slices_in(region, around)]
+            else:
+                batch.append(read)
+                held += read.nbytes
+        yield from self._read(batch)
 
     def _chunks(self, leaf: LeafRecord, region: Region) -> np.ndarray[Any, Any]:
-        return self._held.get((leaf.path, region), lambda: self._one(leaf, region))
-
-    def _one(self, leaf: LeafRecord, region: Region) -> np.ndarray[Any, Any]:
-        (array,) = self._read([ReadRequest(leaf, region)])
-        return array
+        """Returns whole chunks, held or read now in place of those before."""
+        held = self._held
+        if held.key != (leaf.path, region):
+            held.key = None
+            held.array = None
+            (held.array,) = self._read([ReadRequest(leaf, region)])
+            held.key = (leaf.path, region)
+        assert held.array is not None
+        return held.array
 
     def _read(self, batch: list[ReadRequest]) -> Iterator[np.ndarray[Any, Any]]:
-        self._reader.fill(batch, lambda nbytes: np.empty(nbytes, np.uint8))
+        """Reads a batch, and empties it."""
+        if batch:
+            self._reader.fill(batch, lambda nbytes: np.empty(nbytes, np.uint8))
         while batch:
             array = batch.pop(0).array
             assert array is not None
             yield array
+
+
+def read_by_other_paths(
+    reader: ArrayReader, leaves: Iterable[LeafRecord], stored: Iterable[LeafRecord]
+) -> ViewReader:
+    """Returns the reader of stored leaves that go by other paths."""
+    pairs = zip(leaves, stored, strict=True)
+    return ViewReader(
+        reader, {leaf.path: SavedArray.of(old) for leaf, old in pairs if old.grid is not None}
+    )
 
 
 def around_chunks(leaf: LeafRecord, region: Region) -> Region:

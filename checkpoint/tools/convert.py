@@ -63,9 +63,9 @@ from ..layouts.safetensors import (
 )
 from ..options import Options
 from ..restoring.devices import Region, slices_in
-from ..restoring.per_process import PerProcessReader, PerProcessSelection, leaves_of_process
+from ..restoring.per_process import PerProcessSelection, leaves_of_process, read_process
 from ..restoring.reader import ArrayReader, ReadRequest
-from ..restoring.renamed import RenamedReader, renamed
+from ..restoring.renamed import renamed
 from ..restoring.surgery import operate
 from ..restoring.surgery_rules import Rules
 from ..restoring.view_reader import ViewReader
@@ -218,14 +218,13 @@ def _wanted(checkpoint: CheckpointReader, items: Sequence[str]) -> dict[str, str
 
 def _of_process(selected: Selected, process: int) -> Selected:
     item, reader = selected
-    selection = PerProcessSelection(process)
-    of_process = leaves_of_process(item, selection)
+    of_process = leaves_of_process(item, PerProcessSelection(process))
     for leaf in of_process.leaves:
         if leaf.refusal:
             raise TreeMismatch(leaf.refusal, leaf=leaf.path)
     leaves = tuple(replace(leaf, per_process=False) for leaf in of_process.leaves)
     plain = replace(item, leaves=leaves)
-    return plain, RenamedReader(PerProcessReader(reader, item, selection), plain, of_process)
+    return plain, read_process(reader, item, process)
 
 
 def _selected(selected: Selected, under: str, rename: Names) -> Selected:
@@ -233,8 +232,7 @@ def _selected(selected: Selected, under: str, rename: Names) -> Selected:
     kept = replace(item, leaves=tuple(leaves_below(item, under)))
     if not kept.leaves:
         raise StepNotFound(f"the item '{item.name}' has no leaf below '{under}'")
-    new = renamed(kept, rename)
-    return new, RenamedReader(reader, new, kept)
+    return renamed(kept, reader, rename)
 
 
 def _refuse_unreadable(chosen: Mapping[str, Selected]) -> None:

@@ -8,9 +8,9 @@ import pytest
 from holdfast.checkpoint.format.record import ItemRecord, LeafRecord
 from holdfast.checkpoint.layouts.base import fresh
 from holdfast.checkpoint.restoring.per_process import (
-    PerProcessReader,
     PerProcessSelection,
     leaves_of_process,
+    read_process,
 )
 from holdfast.checkpoint.restoring.reader import ReadRequest
 from tests.support.array_readers import MemoryReader, record_of
@@ -40,9 +40,7 @@ def test_a_process_sees_its_own_copies(process: int) -> None:
         and rng.shape == (2, 2)
         and w is ITEM.leaves[2]
     )
-    reader = PerProcessReader(
-        MemoryReader({"rng": ROWS, "w": ROWS[0]}), ITEM, PerProcessSelection(process)
-    )
+    reader = read_process(MemoryReader({"rng": ROWS, "w": ROWS[0]}), ITEM, process)
     reads = [ReadRequest(rng, ((0, 2), (1, 2))), ReadRequest(w, ((0, 1), (0, 2)))]
     reader.fill(reads, fresh)
     assert reads[0].array is not None and reads[0].array.tolist() == ROWS[process, :, 1:].tolist()

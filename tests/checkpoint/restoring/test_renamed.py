@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from holdfast.checkpoint.layouts.base import read_leaves
-from holdfast.checkpoint.restoring.renamed import RenamedReader, renamed
+from holdfast.checkpoint.restoring.renamed import renamed
 from tests.support.array_readers import MemoryReader, item_of
 
 ARRAYS = {
@@ -18,13 +18,11 @@ ARRAYS = {
 
 def test_a_renamed_item_reads_as_before() -> None:
     """New paths lead to the old leaves' values; the tree becomes a flat dict of the new paths."""
-    item = item_of(ARRAYS)
-    new = renamed(item, lambda path: path.replace(".", "/"))
+    new, reader = renamed(
+        item_of(ARRAYS), MemoryReader(ARRAYS), lambda path: path.replace(".", "/")
+    )
     assert [leaf.path for leaf in new.leaves] == ["a/w", "a/b", "ab", "c"] == new.tree["keys"]
-    found = {
-        leaf.path: array
-        for leaf, array in read_leaves(RenamedReader(MemoryReader(ARRAYS), new, item), new.leaves)
-    }
+    found = {leaf.path: array for leaf, array in read_leaves(reader, new.leaves)}
     assert all(
         found[path.replace(".", "/")].tobytes() == array.tobytes() for path, array in ARRAYS.items()
     )
