@@ -367,23 +367,38 @@ def _reads_of(request: LeafRequest, placement: DevicePlacement | None) -> list[R
 
 
 def _assemble(placed: Sequence[Placed], reads: Sequence[list[ReadRequest]]) -> list[Any]:
-    values: list[Any] = [None] * len(placed)
-    anywhere: dict[int, np.ndarray[Any, Any]] = {}
-    for index, ((request, placement, *_), parts) in enumerate(zip(placed, reads, strict=True)):
-        if placement is not None:
-            values[index] = placement.put(_regions(request, placement, parts))
-            continue
-        value = _cast(parts[0], request) if parts else request.leaf.value
-        if request.form == "jax":
-            anywhere[index] = value if parts else array_of(value, request.dtype)
-        else:
-            values[index] = _on_host(request, value)
-    for index, array in zip(anywhere, jax.device_put(list(anywhere.values())), strict=True):
+    values = [
+        _value_of(request, placement, parts)
+        for (request, placement, *_), parts in zip(placed, reads, strict=True)
+    ]
+    anywhere = [
+        index
+        for index, (request, placement, *_) in enumerate(placed)
+        if placement is None and request.form == "jax"
+    ]
+    # One call: each has its cost.
+    arrays = jax.device_put([values[index] for index in anywhere])
+    for index, array in zip(anywhere, arrays, strict=True):
         values[index] = array
-    for index, (request, *_) in enumerate(placed):
-        if request.form == "jax" and request.leaf.kind == "key":
-            values[index] = _wrap_key(request.leaf, values[index])
-    return values
+    return [
+        _wrap_key(request.leaf, value)
+        if request.form == "jax" and request.leaf.kind == "key"
+        else value
+        for value, (request, *_) in zip(values, placed, strict=True)
+    ]
+
+
+def _value_of(
+    request: LeafRequest, placement: DevicePlacement | None, parts: Sequence[ReadRequest]
+) -> Any:
+    """Returns the value of a request; what jax is to place anywhere is still the host's array."""
+    if placement is not None:
+        return placement.put(_regions(request, placement, parts))
+    value = _cast(parts[0], request) if parts else request.leaf.value
+    if request.form == "value":
+        return value.item() if isinstance(value, np.ndarray) else value
+    value = array_of(value, request.dtype)
+    return value[()] if request.form == "scalar" else value
 
 
 def _wrap_key(leaf: LeafRecord, data: jax.Array) -> jax.Array:
@@ -414,13 +429,6 @@ def _cast(read: ReadRequest, request: LeafRequest) -> np.ndarray[Any, Any]:
     assert array is not None
     dtype = request.dtype
     return array if dtype is None else converted_leaf(read.leaf.path, array, dtype)
-
-
-def _on_host(request: LeafRequest, value: Any) -> Any:
-    if request.form == "value":
-        return value.item() if isinstance(value, np.ndarray) else value
-    value = array_of(value, request.dtype)
-    return value[()] if request.form == "scalar" else value
 
 
 def read_json(storage: Storage, step_dir: str, record: Record, item: str, process: int = 0) -> Any:
