@@ -18,7 +18,7 @@ import numpy as np
 from ..arrays.dtypes import dtype_named
 from ..arrays.sharding import join_sharding
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepNotFound
-from ..storage.base import Storage
+from ..storage.base import Readable, Storage
 from ..storage.path import join
 from ..storage.sure_read import read_surely
 from ..storage.tombstone import RECORD_NAME, body_of, sealed
@@ -173,7 +173,7 @@ class SeenRecord:
         return parse_fetched(data, storage, step_dir)
 
 
-def fetch_record(storage: Storage, step_dir: str) -> bytes:
+def fetch_record(storage: Readable, step_dir: str) -> bytes:
     """Returns the bytes of a record, unchecked; raises as `read_record` where there are none."""
     path = join(storage.root, step_dir, RECORD_NAME)
     name = join(step_dir, RECORD_NAME)

@@ -21,12 +21,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from crc32c import crc32c
-
-from ..errors import CheckpointError, Corrupt, HostileCheckpoint
-from ..format.item_report import FileReport
-from ..format.limits import HEADER_LIMIT_BYTES
-from ..format.pack_header import parse_header
+from ..errors import CheckpointError
 from ..memory.write_behind import WriteBehind
 from ..storage import base
 from ..storage.local import (
@@ -43,7 +38,6 @@ _log = logging.getLogger(__name__)
 PART_LIMIT_BYTES = 256 << 20
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
-PIECE_BYTES = 4 << 20  # read, checked and handed on in turn
 
 
 class _Spare(NamedTuple):
@@ -328,69 +322,6 @@ def check_run_folder(path: Path, *, of_any_user: bool = False) -> None:
         " Move it away, or name another folder for local steps",
         path=str(path),
     )
-
-
-def read_checked(
-    read: Callable[[int, memoryview], int],
-    report: FileReport,
-    where: str,
-    done: Callable[[int, memoryview], None] = lambda *_: None,
-) -> None:
-    """Reads a file of a part from its beginning to its end, checks every chunk, and hands each
-    piece on, checked or not, to `done`.
-
-    `read` fills a buffer from an offset. Raises Corrupt, naming `where`, once something does not
-    fit; what was handed on is void then.
-    """
-
-    def fill(offset: int, buffer: memoryview) -> None:
-        if read(offset, buffer) != buffer.nbytes:
-            raise Corrupt(
-                f"{where}: it ends before byte {offset + buffer.nbytes} of {report.size}",
-                path=where,
-                file=where,
-            )
-
-    if report.head > HEADER_LIMIT_BYTES:
-        raise HostileCheckpoint(
-            f"{where}: a header of {report.head} bytes is not one that holdfast writes",
-            path=where,
-            file=where,
-        )
-    head = memoryview(bytearray(report.head))
-    fill(0, head)
-    if report.head and crc32c(head) != report.crc:
-        raise Corrupt(
-            f"{where}: the checksum of its beginning does not fit", path=where, file=where
-        )
-    chunks = parse_header(bytes(head), report.size, where).values() if report.head else ()
-    entries = sorted(
-        (chunk.start, chunk.nbytes, chunk.checksum.crc) for chunk in chunks if chunk.nbytes
-    )
-    entries = (
-        entries if report.head else [(0, report.size, report.crc)]
-    )  # a file without a header is checked whole
-    done(0, head)
-    memory = memoryview(bytearray(min(PIECE_BYTES, report.size - len(head))))
-    checked = 0
-    crc = 0
-    for at in range(len(head), report.size, PIECE_BYTES):
-        piece = memory[: report.size - at]
-        fill(at, piece)
-        while checked < len(entries) and entries[checked][0] < at + piece.nbytes:
-            start, nbytes, expected = entries[checked]
-            crc = crc32c(piece[max(0, start - at) : start + nbytes - at], crc)
-            if start + nbytes > at + piece.nbytes:
-                break
-            if crc != expected:
-                raise Corrupt(
-                    f"{where}: the checksum of what begins at byte {start} does not fit",
-                    path=where,
-                    file=where,
-                )
-            checked = checked + 1
-            crc = 0
-        done(at, piece)
 
 
 def _is_folder(path: Path) -> bool:

@@ -13,7 +13,7 @@ from ..steps.claims import writer_of
 from ..steps.lineage import Branch, read_branches, run_of
 from ..steps.object_claims import open_claims
 from ..storage.base import Storage
-from .host_folder import HostFolder, check_run_folder, read_checked
+from .host_folder import HostFolder, check_run_folder
 from .parts import LocalKey, Part, why_dead
 
 
@@ -80,14 +80,9 @@ def _verify_parts(root: Storage, path: str, step: HostStep) -> int:
     folder, _ = open_host(root, path)
     files = 0
     for part in step.parts:
-        for item, report in part.items.items():
+        for reader, report in part.readers(folder.storage):
             for file in report.files:
-                name = f"{step.key.folder}/{item}/{file.name}"
-
-                def read(offset: int, buffer: memoryview, name: str = name) -> int:
-                    return folder.storage.read(name, offset, [buffer])
-
-                read_checked(read, file, str(folder.path / name))
+                reader.check_file(file)
                 files += 1
     return files
 

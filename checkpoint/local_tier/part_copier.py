@@ -6,7 +6,7 @@ import errno
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..agreement.save_protocol import PartGivenUp
 from ..errors import SaveFailed
@@ -14,9 +14,11 @@ from ..format.item_report import FileReport
 from ..memory.write_behind import WriteBehind
 from ..options import Local
 from ..peers.peer_connection import PeerConnection, PeerFailed
+from ..restoring.reader import ItemReader
 from ..saving.stager import OneSave
+from ..storage.base import Entry
 from ..storage.local import write_all
-from .host_folder import HostFolder, read_checked
+from .host_folder import HostFolder
 from .meeting import Meeting
 from .parts import LocalKey, Part
 
@@ -98,12 +100,11 @@ class PartCopier:
     def _copy_files(
         self, peer: PeerConnection, part: Part, folder: HostFolder, remaining_s: Callable[[], float]
     ) -> None:
-        take = self._throttle.take
+        source = _PartSource(peer, part, self._throttle, remaining_s)
         try:
-            for item, report in part.items.items():
-                name = f"{part.key.folder}/{item}"
+            for reader, report in part.readers(source):
                 for file in report.files:
-                    copy_file(peer, name, file, folder, remaining_s=remaining_s, take=take)
+                    copy_file(reader, file, folder)
         except BaseException:
             # The next copy writes over these files: making files anew costs more than writing.
             folder.storage.spare(part.files)
@@ -121,33 +122,58 @@ class PartCopier:
             )
 
 
-def copy_file(
-    peer: PeerConnection,
-    folder_name: str,
-    report: FileReport,
-    folder: HostFolder,
-    *,
-    remaining_s: Callable[[], float],
-    take: Callable[[int], None] = lambda nbytes: None,
-) -> None:
-    """Copies one file of a part and checks every byte of it against its report.
+class _PartSource:
+    """The files of a peer's part as a store to read from, at a bounded rate. For one thread."""
 
-    Before each piece `take` may wait.
-    """
-    name = f"{folder_name}/{report.name}"
-    file = folder.storage.open_to_write(name, report.size)
+    posix = None
+    max_concurrency = 1
 
-    def read(offset: int, buffer: memoryview) -> int:
-        take(buffer.nbytes)
-        return peer.read(name, offset, [buffer], remaining_s())
+    def __init__(
+        self,
+        peer: PeerConnection,
+        part: Part,
+        throttle: Throttle,
+        remaining_s: Callable[[], float],
+    ) -> None:
+        self._peer = peer
+        self._part = part
+        self._throttle = throttle
+        self._remaining_s = remaining_s
 
+    @property
+    def root(self) -> str:
+        return self._peer.address
+
+    def read_sized(
+        self, name: str, offset: int, buffers: Sequence[memoryview]
+    ) -> tuple[int, int | None]:
+        """Fills the buffers; of the file there is as much as its part says: see TellsSizes."""
+        return self.read(name, offset, buffers), self._part.files[name]
+
+    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        self._throttle.take(sum(buffer.nbytes for buffer in buffers))
+        return self._peer.read(name, offset, buffers, self._remaining_s())
+
+    def fetch(self, name: str, limit_bytes: int) -> bytes:
+        """Raises FileNotFoundError: a part is no step, and has no record."""
+        raise FileNotFoundError(errno.ENOENT, "there is no record", name)
+
+    def list(
+        self, folder: str, *, recursive: bool = False, names_only: bool = False
+    ) -> list[Entry]:
+        """Lists nothing: the part says what there is."""
+        return []
+
+
+def copy_file(reader: ItemReader, report: FileReport, folder: HostFolder) -> None:
+    """Copies one file of a part and checks every byte of it against its report."""
+    file = folder.storage.open_to_write(reader.name_of(report), report.size)
     behind = WriteBehind(file, starts=False)
-
-    def write(offset: int, piece: memoryview) -> None:
-        behind.wrote(offset, write_all(file, [piece], offset))
-
+    offset = 0
     try:
-        read_checked(read, report, f"{peer.address}: {name}", write)
+        for piece in reader.pieces(report):
+            behind.wrote(offset, write_all(file, [piece], offset))
+            offset += piece.nbytes
         folder.storage.finish(file, report.size)
     finally:
         os.close(file)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,10 +23,12 @@ from ..agreement.save_protocol import BranchStart
 from ..errors import Corrupt, HostileCheckpoint
 from ..format.item_report import ItemReport, is_file_of
 from ..format.limits import ITEM_NAME, MALFORMED
-from ..format.record import whole
+from ..format.record import ItemRecord, whole
+from ..restoring.reader import ItemReader
 from ..saving.record_builder import TreeText
 from ..steps.claims import writer_of
 from ..steps.lineage import RUN_ID, Branch
+from ..storage.base import Readable
 from ..storage.tombstone import body_of, sealed
 
 FORMAT = "holdfast-part/1"
@@ -87,6 +89,14 @@ class Part:
             for item, report in reports
             for file in report.files
         }
+
+    def readers(self, storage: Readable) -> Iterator[tuple[ItemReader, ItemReport]]:
+        """Yields the readers of its items, from a store that is the folder of the run, with what
+        each is to read.
+        """
+        for name, report in self.items.items():
+            item = ItemRecord(name, "files", report.files)
+            yield ItemReader(storage, f"{self.key.folder}/{name}", item), report
 
     def to_bytes(self) -> bytes:
         """Returns the text of part-<rank>.json, which ends in its own checksum as a record does."""

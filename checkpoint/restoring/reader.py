@@ -11,9 +11,8 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
@@ -26,7 +25,7 @@ from ..format.item_report import FileReport
 from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import LARGE_BYTES, PREFIX_BYTES, ChunkEntry, parse_header
 from ..format.record import ItemRecord, LeafRecord, fetch_record
-from ..storage.base import HasCopies, KeepsFilesOpen, Storage, TellsSizes
+from ..storage.base import HasCopies, KeepsFilesOpen, Readable, TellsSizes
 from ..storage.path import join
 from ..storage.sure_read import read_surely
 from ..storage.threads import run_side_by_side
@@ -127,22 +126,70 @@ class _ChunkShape(NamedTuple):
     expected: tuple[str, tuple[int, ...], int]  # dtype, shape and bytes as a pack's header has them
 
 
-class RangeRead(NamedTuple):
-    """A range of a file that is read at once. `read` checks it; called again it reads it again."""
+class Check(NamedTuple):
+    """A stretch of a file whose checksum, which begins as `crc`, is to end as `expected`; `what` is
+    the chunk that it is of, or its name.
+    """
+
+    start: int
+    stop: int
+    expected: int
+    what: ChunkRead | str
+    crc: int = 0
+
+
+class Checker:
+    """Compares what is read of a file, in its order, with checksums that come in that order too."""
+
+    def __init__(self, checks: Iterable[Check]) -> None:
+        self._coming = iter(checks)
+        self._advance()
+
+    def _advance(self) -> None:
+        self._next = next(self._coming, None)
+        self._crc = 0 if self._next is None else self._next.crc
+
+    def wrong(self, at: int, data: memoryview) -> Check | None:
+        """Takes the bytes that lie `at` a place; returns the first check that they do not pass."""
+        end = at + data.nbytes
+        while (check := self._next) is not None and check.start < end:
+            self._crc = crc32c(data[max(0, check.start - at) : check.stop - at], self._crc)
+            if check.stop > end:
+                break
+            if self._crc != check.expected:
+                return check
+            self._advance()
+        return None
+
+
+class Destination(Protocol):
+    """Where the bytes of chunks go."""
+
+    def buffers(self, start: int, stop: int) -> Sequence[memoryview]:
+        """Returns where those from `start` to `stop` of the file go; on any thread."""
+
+    def deliver(self) -> None:
+        """Takes notice that one of the ranges has been read and checked."""
+
+
+class RangePlan(NamedTuple):
+    """A range of a file that is read at once, in steps: it has chunks, or a part of one."""
 
     file: int
     start: int
     stop: int
-    read: Callable[[], None]
+    chunks: Sequence[ChunkRead]
+    place: Destination
 
 
 class ItemReader:
     """Reads one item of one step; used by one restore, from one thread."""
 
-    def __init__(self, storage: Storage, step_dir: str, item: ItemRecord) -> None:
+    def __init__(self, storage: Readable, step_dir: str, item: ItemRecord) -> None:
         self._storage = storage
         # To ask this of a class costs as much as several small reads: once is enough.
         self._keeps_open = storage if isinstance(storage, KeepsFilesOpen) else None
+        self._sized = storage if isinstance(storage, TellsSizes) else None
         self._step_dir = step_dir
         self._item = item
         self._headers: dict[int, dict[str, ChunkEntry]] = {}
@@ -164,32 +211,86 @@ class ItemReader:
         for read in reads:
             if id(read) not in brought:
                 read.lie_in(self._allocate(read, allocate))
-        work = [
-            each for file, group in _grouped(chunks) for each in self._work(file, group, allocate)
-        ]
-        self._before_reading(work)
-        run_side_by_side(self._read, work, self._storage.max_concurrency)
 
-    def _work(
-        self, file: int, group: Sequence[ChunkRead], allocate: Allocate
-    ) -> Iterable[RangeRead]:
-        """Yields the ranges in which a group is read."""
-        report = self._item.files[file]
-        first = group[0]
-        if not first.is_small:
-            for start, stop, read in _LargeRead(self, report, first).work():
-                at = first.entry.start
-                yield RangeRead(file, at + start, at + stop, read)
-            return
-        read = partial(self._read_small, report, group, allocate(_span(group)))
-        yield RangeRead(file, first.entry.start, _end(group[-1]), read)
+        def place_of(group: Sequence[ChunkRead], ranges: int) -> Destination:
+            return _Together(group, allocate) if group[0].is_small else _Apart(group[0], ranges)
 
-    def _before_reading(self, work: list[RangeRead]) -> None:
+        plans = list(self._plans(chunks, place_of))
+        self._before_reading(plans)
+        run_side_by_side(self._read, plans, self._storage.max_concurrency)
+
+    def _plans(
+        self,
+        chunks: Mapping[int, list[ChunkRead]],
+        place_of: Callable[[Sequence[ChunkRead], int], Destination],
+    ) -> Iterator[RangePlan]:
+        """Yields the ranges in which the chunks of each file are read. Reads nothing.
+
+        Of a large chunk they are what is best read apart, and can be checked alone: over a network.
+        On a disk its file is opened once.
+        """
+        for file in sorted(chunks):
+            for group in _groups(chunks[file]):
+                start, stop = _checked_range(group)
+                is_divided = group[0].entry.checksum.prefixes and not self.on_disk
+                step_bytes = self.step_bytes if is_divided else max(1, stop - start)
+                starts = range(start, stop, step_bytes)
+                place = place_of(group, len(starts))
+                for begin in starts:
+                    yield RangePlan(file, begin, min(begin + step_bytes, stop), group, place)
+
+    def _before_reading(self, plans: list[RangePlan]) -> None:
         """Takes notice of what will be read; a reader that shares its bytes changes the order."""
 
-    def _read(self, work: RangeRead) -> None:
+    def _read(self, plan: RangePlan) -> None:
         """Reads a range, on any thread."""
-        self._whole(self._item.files[work.file], work.read)
+        file = self._item.files[plan.file]
+        self._whole(file, lambda: self._fill(file, plan))
+        plan.place.deliver()
+
+    def _fill(self, file: FileReport, plan: RangePlan) -> None:
+        leaf = plan.chunks[0].leaf.path
+        checker = Checker(self._checks(plan))
+        with self.kept_open(file):
+            for start, stop in self._steps(plan.start, plan.stop):
+                buffers = plan.place.buffers(start, stop)
+                self._read_range(file, start, buffers, leaf)
+                for buffer in buffers:
+                    self._check(file, checker, start, buffer)
+                    start += buffer.nbytes
+
+    def _steps(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yields the parts of a range that are read and checked in turn."""
+        for begin in range(start, stop, self.step_bytes):
+            yield begin, min(begin + self.step_bytes, stop)
+
+    def _checks(self, plan: RangePlan) -> Iterator[Check]:
+        """Yields what a range is checked by, in the order of the file."""
+        for chunk in plan.chunks:
+            entry = chunk.entry
+            if not entry.checksum.prefixes:
+                yield Check(entry.start, _end(chunk), entry.checksum.crc, chunk)
+                continue
+            for start, stop in self._steps(plan.start, plan.stop):
+                crc = entry.crc_until(start - entry.start)
+                expected = entry.crc_until(stop - entry.start)
+                assert crc is not None and expected is not None
+                yield Check(start, stop, expected, chunk, crc)
+
+    def _check(self, file: FileReport, checker: Checker, at: int, data: memoryview) -> None:
+        """Raises Corrupt, which names the leaf, where bytes of a file do not pass."""
+        wrong = checker.wrong(at, data)
+        if wrong is not None:
+            chunk = wrong.what
+            if isinstance(chunk, str):
+                raise self._misfit(file, chunk)
+            name = chunk_name(chunk.leaf.path, chunk.region, chunk.leaf.shape)
+            raise self._misfit(file, repr(name), chunk.leaf.path)
+
+    def _misfit(self, file: FileReport, what: str, leaf: str = "") -> Corrupt:
+        where = f" (leaf {leaf!r})" if leaf else ""
+        text = f"the checksum of {what} does not fit: its bytes are not what was written{where}"
+        return self._corrupt(file, text, leaf)
 
     def _whole(self, file: FileReport, read: Callable[[], T]) -> T:
         """Returns what `read` brings of a file; where that is damaged, from the next source."""
@@ -204,7 +305,7 @@ class ItemReader:
     def _distrust(self, file: FileReport) -> bool:
         """Says whether a file, whose bytes this thread has found damaged, has another source."""
         storage = self._storage
-        return isinstance(storage, HasCopies) and storage.distrust(join(self._step_dir, file.name))
+        return isinstance(storage, HasCopies) and storage.distrust(self.name_of(file))
 
     def _allocate(self, read: ReadRequest, allocate: Allocate) -> np.ndarray[Any, Any]:
         try:
@@ -231,16 +332,16 @@ class ItemReader:
             assert read.leaf.files is not None
             touched.update(read.leaf.files[indices].tolist())
         self.load_headers(touched)
-        needed: dict[tuple[int, int], ChunkRead] = {}
+        needed: dict[tuple[str, int], ChunkRead] = {}
         by_file: dict[int, list[ChunkRead]] = {}
         for read, indices in wanted:
             assert read.leaf.files is not None
             for index in indices.tolist():
-                chunk = needed.get((id(read.leaf), index))
+                chunk = needed.get((read.leaf.path, index))
                 if chunk is None:
                     file = int(read.leaf.files[index])
                     chunk = self.chunk_read(read.leaf, index, file)
-                    needed[id(read.leaf), index] = chunk
+                    needed[read.leaf.path, index] = chunk
                     by_file.setdefault(file, []).append(chunk)
                 chunk.reads.append(read)
         return {
@@ -252,8 +353,7 @@ class ItemReader:
         """Yields the file, the start and the end of each range that the requests need."""
         for file, chunks in self._chunks_of(reads).items():
             for chunk in chunks:
-                start, stop = _checked_range(chunk)
-                yield file, chunk.entry.start + start, chunk.entry.start + stop
+                yield file, *_checked_range([chunk])
 
     def _chunk_indices(self, read: ReadRequest) -> Ints:
         """Returns the indices of the chunks that a request touches.
@@ -312,29 +412,9 @@ class ItemReader:
                 chunks.setdefault(int(file), []).append(self.chunk_read(leaf, index, int(file)))
         for chunks_of_file in chunks.values():
             chunks_of_file.sort(key=_position)
-        scratch = _Scratch()
-        work: list[Callable[[], None]] = []
-        for file, group in _grouped(chunks):
-            report = self._item.files[file]
-            chunk = group[0]
-            if chunk.is_small:
-                work.append(partial(self._check_small, report, group, scratch))
-                continue
-            steps = _Steps(self, report, chunk)
-            for start, stop in steps.divide(0, chunk.entry.nbytes):
-                work.append(partial(steps.check, start, stop, scratch.buffers))
-        run_side_by_side(lambda check: check(), work, self._storage.max_concurrency)
-
-    def _check_small(
-        self, report: FileReport, group: Sequence[ChunkRead], scratch: _Scratch
-    ) -> None:
-        first = group[0].entry.start
-        memory = scratch.memory
-        buffers = scratch.buffers(first, _end(group[-1]))
-        self.read_range(report, first, buffers, group[0].leaf.path)
-        for each in group:
-            crc = crc32c(memory[each.entry.start - first : _end(each) - first])
-            self.check(report, each, crc, each.entry.checksum.crc)
+        scratch = _Scratch(self.step_bytes)
+        plans = list(self._plans(chunks, lambda group, ranges: scratch))
+        run_side_by_side(self._read, plans, self._storage.max_concurrency)
 
     def load_headers(self, files: Iterable[int]) -> dict[int, dict[str, ChunkEntry]]:
         """Reads and checks the headers of packs that are not known yet; returns all that are."""
@@ -345,77 +425,78 @@ class ItemReader:
 
     def _header(self, index: int) -> dict[str, ChunkEntry]:
         file = self._item.files[index]
+        data = self._whole(file, lambda: self._header_bytes(file))
+        return parse_header(data, file.size, self._path(file))
+
+    def _header_bytes(self, file: FileReport) -> bytes:
         if not 10 <= file.head <= HEADER_LIMIT_BYTES:
             text = f"a header of {file.head} bytes is not one that holdfast writes"
             raise self._hostile(file, text)
-        data = self._whole(file, lambda: self.read_checked(file, file.head))
+        data = self._read_start(file, file.head)
         if int.from_bytes(data[:8], "little") != file.head - 8:
             raise self._hostile(file, "the header's length is not what the record says")
-        return parse_header(data, file.size, self._path(file))
+        return data
 
-    def read_checked(self, file: FileReport, size: int) -> bytes:
+    def _read_start(self, file: FileReport, size: int) -> bytes:
         """Returns the first bytes of a file, whose checksum is in the record.
 
         Checks them, and that the file has its size.
         """
         data = bytearray(size)
-        buffers = [memoryview(data)]
-        storage = self._storage
-        found: int | None = None
-        if isinstance(storage, TellsSizes):
-            name = join(self._step_dir, file.name)
-            got, found = self._surely(file, lambda: storage.read_sized(name, 0, buffers))
-            self._check_length(file, 0, got, size)
-            self._check_file(file, crc32c(data), found)
-            return bytes(data)
         with self.kept_open(file):
-            self.read_range(file, 0, buffers)
-            self._check_file(file, crc32c(data))
+            found = self._read_range(file, 0, [memoryview(data)])
+            if crc32c(data) != file.crc:
+                raise self._misfit(file, "the header" if file.head else "the file")
+            self._check_size(file, found)
         return bytes(data)
 
     def check_file(self, file: FileReport) -> None:
-        """Reads a file that has no header, of any size, and keeps nothing of it."""
+        """Reads a whole file, of any size, and keeps nothing of it."""
         for _ in self.pieces(file):
             pass
 
     def pieces(self, file: FileReport) -> Iterator[memoryview]:
-        """Yields a file that has no header, in pieces that hold until the next.
+        """Yields a whole file, in pieces that hold until the next: its header first, if it has one.
 
-        Raises Corrupt after the last piece where the checksum does not fit.
+        Raises Corrupt where a checksum does not fit; what was yielded of the file is void then.
         """
         if isinstance(self._storage, HasCopies):  # which is whole is known before any is given
             self._whole(file, lambda: collections.deque(self._pieces(file), maxlen=0))
         yield from self._pieces(file)
 
     def _pieces(self, file: FileReport) -> Iterator[memoryview]:
-        crc = 0
-        memory = memoryview(bytearray(min(self.step_bytes, file.size)))
-        for start in range(0, file.size, self.step_bytes):
-            step = memory[: file.size - start]
-            self.read_range(file, start, [step])
-            crc = crc32c(step, crc)
+        checks = [Check(0, file.size, file.crc, "the file")]
+        if file.head:
+            data = self._header_bytes(file)
+            yield memoryview(data)
+            chunks = parse_header(data, file.size, self._path(file)).items()
+            checks = sorted(
+                Check(chunk.start, chunk.start + chunk.nbytes, chunk.checksum.crc, repr(name))
+                for name, chunk in chunks
+            )
+        checker = Checker(checks)
+        memory = memoryview(bytearray(min(self.step_bytes, file.size - file.head)))
+        found: int | None = None
+        for start, stop in self._steps(file.head, file.size):
+            step = memory[: stop - start]
+            found = self._read_range(file, start, [step])
+            self._check(file, checker, start, step)
             yield step
-        self._check_file(file, crc)
+        if not file.head:
+            self._check_size(file, found)
 
-    def _check_file(self, file: FileReport, crc: int, found: int | None = None) -> None:
-        """Raises Corrupt where the file has another checksum than the record says, or size.
+    def _check_size(self, file: FileReport, found: int | None = None) -> None:
+        """Raises Corrupt where the file has not the size that the record says.
 
         `found` is the size, where the store has told it.
         """
-        if crc != file.crc:
-            what = "header" if file.head else "file"
-            raise self._corrupt(
-                file, f"the checksum of the {what} does not fit; its bytes are not what was written"
-            )
         if found is None:
             # One read says both: of its last byte, and of one behind it.
             last = max(file.size - 1, 0)
-            found = last + self._try_read(file, last, [memoryview(bytearray(2))])
-        if found > file.size:
-            text = f"the file is longer than the {file.size} bytes that were written"
-            raise self._corrupt(file, text)
-        if found < file.size:
-            text = f"the file is shorter than the {file.size} bytes that were written"
+            found = last + self._try_read(file, last, [memoryview(bytearray(2))])[0]
+        if found != file.size:
+            than = "longer" if found > file.size else "shorter"
+            text = f"the file is {than} than the {file.size} bytes that were written"
             raise self._corrupt(file, text)
 
     def read_whole(self, file: FileReport) -> bytes:
@@ -423,37 +504,41 @@ class ItemReader:
         if file.size > HEADER_LIMIT_BYTES:
             text = f"a file of {file.size} bytes is not read whole, at most 100,000,000 are"
             raise self._hostile(file, text)
-        return self._whole(file, lambda: self.read_checked(file, file.size))
+        return self._whole(file, lambda: self._read_start(file, file.size))
 
-    def read_range(
+    def _read_range(
         self, file: FileReport, offset: int, buffers: Sequence[memoryview], leaf: str = ""
-    ) -> None:
-        """Fills the buffers from a file, or raises Corrupt where it ends before."""
+    ) -> int | None:
+        """Fills the buffers from a file, or raises Corrupt where it ends before. Returns its size,
+        if the store tells it.
+        """
         wanted = sum(buffer.nbytes for buffer in buffers)
-        got = self._try_read(file, offset, buffers)
-        self._check_length(file, offset, got, wanted, leaf)
-
-    def _check_length(
-        self, file: FileReport, offset: int, got: int, wanted: int, leaf: str = ""
-    ) -> None:
+        got, size = self._try_read(file, offset, buffers)
         if got != wanted:
             where = f", within the leaf {leaf!r}" if leaf else ""
             text = f"the file ends at {offset + got} of {file.size} bytes{where}"
             raise self._corrupt(file, text, leaf)
+        return size
 
     def kept_open(self, file: FileReport) -> contextlib.AbstractContextManager[None]:
         """Has this thread's reads of a file open it once, until the context ends."""
         if self._keeps_open is not None:
-            return self._keeps_open.kept_open(join(self._step_dir, file.name))
+            return self._keeps_open.kept_open(self.name_of(file))
         return contextlib.nullcontext()
 
-    def _try_read(self, file: FileReport, offset: int, buffers: Sequence[memoryview]) -> int:
-        name = join(self._step_dir, file.name)
-        return self._surely(file, lambda: self._storage.read(name, offset, buffers))
+    def _try_read(
+        self, file: FileReport, offset: int, buffers: Sequence[memoryview]
+    ) -> tuple[int, int | None]:
+        """Returns how many bytes there were, and the file's size, if the store tells it."""
+        name = self.name_of(file)
+        sized = self._sized
+        if sized is not None:
+            return self._surely(file, lambda: sized.read_sized(name, offset, buffers))
+        return self._surely(file, lambda: self._storage.read(name, offset, buffers)), None
 
     def _surely(self, file: FileReport, read: Callable[[], T]) -> T:
         try:
-            return read_surely(self._storage, join(self._step_dir, file.name), read)
+            return read_surely(self._storage, self.name_of(file), read)
         except FileNotFoundError as error:
             raise self._why_missing(file) from error
         except (IsADirectoryError, NotADirectoryError) as error:
@@ -476,8 +561,12 @@ class ItemReader:
             path=path,
         )
 
+    def name_of(self, file: FileReport) -> str:
+        """Returns the name of one of the item's files in the store."""
+        return join(self._step_dir, file.name)
+
     def _path(self, file: FileReport) -> str:
-        return join(self._storage.root, self._step_dir, file.name)
+        return join(self._storage.root, self.name_of(file))
 
     def _corrupt(self, file: FileReport, text: str, leaf: str = "") -> Corrupt:
         path = self._path(file)
@@ -487,133 +576,93 @@ class ItemReader:
         path = self._path(file)
         return HostileCheckpoint(f"{path}: {text}", path=path, file=path)
 
-    def _read_small(self, report: FileReport, group: Sequence[ChunkRead], memory: Any) -> None:
-        first = group[0].entry.start
-        lead = first % 64
-        self.read_range(report, first, [memoryview(memory)[lead:]], group[0].leaf.path)
-        for chunk in group:
-            start = lead + chunk.entry.start - first
-            data = memory[start : start + chunk.entry.nbytes]
-            self.check(report, chunk, crc32c(data), chunk.entry.checksum.crc)
+
+class _Scratch(threading.local):
+    """One buffer a thread, used again: fresh memory costs more than the checksum."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._memory = memoryview(bytearray(nbytes))
+
+    def buffers(self, start: int, stop: int) -> list[memoryview]:
+        """Returns the buffer: see Destination."""
+        return [self._memory[: stop - start]]
+
+    def deliver(self) -> None:
+        """Keeps nothing."""
+
+
+class _Together:
+    """Memory for small chunks that are read together.
+
+    They begin as far behind a multiple of 64 as in the file.
+    """
+
+    def __init__(self, group: Sequence[ChunkRead], allocate: Allocate) -> None:
+        self._group = group
+        start = group[0].entry.start
+        self._origin = start - start % 64
+        self._memory: Any = allocate(_end(group[-1]) - self._origin)
+
+    def buffers(self, start: int, stop: int) -> list[memoryview]:
+        """Returns the bytes of a range: see Destination."""
+        return [memoryview(self._memory)[start - self._origin : stop - self._origin]]
+
+    def deliver(self) -> None:
+        """Makes arrays of the memory of what is whole, and copies the rest."""
+        for chunk in self._group:
+            start = chunk.entry.start - self._origin
+            data = self._memory[start : start + chunk.entry.nbytes]
             if chunk.is_whole and chunk.reads[0].array is None:
                 chunk.reads[0].lie_in(data)
             else:
                 _deliver(chunk, data)
 
-    def check(self, file: FileReport, chunk: ChunkRead, crc: int, expected: int) -> None:
-        """Raises Corrupt, which names the leaf, where a chunk has another checksum."""
-        if crc != expected:
-            leaf = chunk.leaf.path
-            name = chunk_name(leaf, chunk.region, chunk.leaf.shape)
-            text = (
-                f"the checksum of {name!r} does not fit: its bytes are not what was written"
-                f" (leaf {leaf!r})"
-            )
-            raise self._corrupt(file, text, leaf)
 
+class _Apart:
+    """Where what is needed of a large chunk goes: if it is one stretch, straight to its array.
 
-class _Scratch(threading.local):
-    """One buffer a thread, used again: fresh memory costs more than the checksum."""
-
-    def __init__(self) -> None:
-        self.memory = memoryview(bytearray(RANGE_BYTES + LARGE_BYTES))
-
-    def buffers(self, start: int, stop: int) -> list[memoryview]:
-        """Returns room for the bytes of a range."""
-        return [self.memory[: stop - start]]
-
-
-class _LargeRead:
-    """What is needed of a large chunk, if it is one stretch straight to where it goes.
-
-    It is read in ranges, in any order and on any threads.
+    It is read in so many ranges, in any order and on any threads; the last that ends delivers it.
     """
 
-    def __init__(self, reader: ItemReader, file: FileReport, chunk: ChunkRead) -> None:
-        self._steps = _Steps(reader, file, chunk)
+    def __init__(self, chunk: ChunkRead, ranges: int) -> None:
         self._chunk = chunk
-        self._start, self._stop = _checked_range(chunk)
+        self._start, self._stop = _checked_range([chunk])
         self._lock = threading.Lock()
-        self._ranges = self._steps.divide(self._start, self._stop)
-        self._left = len(self._ranges)
+        self._left = ranges
         self._data: np.ndarray[Any, Any] | None = None
         self._is_straight = False
-        self._buffers: _Joined | None = None
+        self._buffers: list[memoryview] = []  # memory of its own is taken with the first range
 
-    def work(self) -> list[tuple[int, int, Callable[[], None]]]:
-        """Returns the ranges, and what reads each. The last that ends delivers the chunk."""
-        return [(start, stop, partial(self._read, start, stop)) for start, stop in self._ranges]
+    def buffers(self, start: int, stop: int) -> list[memoryview]:
+        """Returns the bytes of a range: see Destination."""
+        with self._lock:
+            if not self._buffers:
+                self._open()
+            return cut(self._buffers, start - self._start, stop - self._start)
 
-    def _read(self, start: int, stop: int) -> None:
-        buffers = self._opened()
-        first = self._start
-        self._steps.check(start, stop, lambda begin, end: buffers.range(begin - first, end - first))
+    def _open(self) -> None:
+        chunk = self._chunk
+        data: Any = _straight(chunk)
+        self._is_straight = data is not None
+        if data is None:
+            data = np.empty(chunk.nbytes, np.uint8)
+        self._data = data
+        needed = chunk.entry.start + chunk.first
+        lead = bytearray(needed - self._start)
+        tail = bytearray(self._stop - needed - data.nbytes)
+        self._buffers = [memoryview(part) for part in (lead, data, tail)]
+
+    def deliver(self) -> None:
+        """Copies what has not been read straight, once all is there."""
         with self._lock:
             self._left -= 1
-            is_last = self._left == 0
-        if is_last:
-            assert self._data is not None
-            if not self._is_straight or len(self._chunk.reads) > 1:
-                _deliver(self._chunk, self._data, skip_straight=self._is_straight)
-            self._data = None
-            self._buffers = None
-
-    def _opened(self) -> _Joined:
-        """Returns where the bytes go. Memory of its own is taken with the first range only."""
-        with self._lock:
-            if self._buffers is None:
-                chunk = self._chunk
-                straight = _straight(chunk)
-                self._is_straight = straight is not None
-                data: Any = straight if straight is not None else np.empty(chunk.nbytes, np.uint8)
-                lead = bytearray(chunk.first - self._start)
-                tail = bytearray(self._stop - chunk.first - data.nbytes)
-                self._buffers = _Joined([memoryview(lead), memoryview(data), memoryview(tail)])
-                self._data = data
-            return self._buffers
-
-
-class _Steps(NamedTuple):
-    """A large chunk, read in steps that are each checked at once."""
-
-    reader: ItemReader
-    file: FileReport
-    chunk: ChunkRead
-
-    def divide(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Returns the ranges of a range that are best read apart, each of which can be checked
-        alone.
-
-        On a disk that is one, whose file is opened once.
-        """
-        step_bytes = self.reader.step_bytes
-        if self.reader.on_disk or not self.chunk.entry.checksum.prefixes:
-            return [(start, stop)]
-        return [(at, min(at + step_bytes, stop)) for at in range(start, stop, step_bytes)]
-
-    def check(
-        self, start: int, stop: int, buffers_of: Callable[[int, int], Sequence[memoryview]]
-    ) -> None:
-        """Reads a range into the buffers, and checks each step whose end has a checksum."""
-        with self.reader.kept_open(self.file):
-            self._check(start, stop, buffers_of)
-
-    def _check(
-        self, start: int, stop: int, buffers_of: Callable[[int, int], Sequence[memoryview]]
-    ) -> None:
-        entry = self.chunk.entry
-        crc = entry.crc_until(start)
-        assert crc is not None
-        step_bytes = self.reader.step_bytes
-        for begin in range(start, stop, step_bytes):
-            end = min(begin + step_bytes, stop)
-            buffers = buffers_of(begin, end)
-            self.reader.read_range(self.file, entry.start + begin, buffers, self.chunk.leaf.path)
-            for buffer in buffers:
-                crc = crc32c(buffer, crc)
-            expected = entry.crc_until(end)
-            if expected is not None:
-                self.reader.check(self.file, self.chunk, crc, expected)
+            if self._left:
+                return
+        assert self._data is not None
+        if not self._is_straight or len(self._chunk.reads) > 1:
+            _deliver(self._chunk, self._data, skip_straight=self._is_straight)
+        self._data = None
+        self._buffers = []
 
 
 _ONLY: Ints = np.zeros(1, np.int64)
@@ -678,40 +727,28 @@ def _rows_of(
             yield from _rows_of(rows, users, itemsize)
 
 
-def _checked_range(chunk: ChunkRead) -> tuple[int, int]:
-    """Returns the range of a chunk's bytes, around the needed ones, that has checksums."""
-    if not chunk.entry.checksum.prefixes:
-        return 0, chunk.entry.nbytes
-    start = chunk.first // PREFIX_BYTES * PREFIX_BYTES
-    stop = -(-(chunk.first + chunk.nbytes) // PREFIX_BYTES) * PREFIX_BYTES
-    return start, min(stop, chunk.entry.nbytes)
+def _checked_range(group: Sequence[ChunkRead]) -> tuple[int, int]:
+    """Returns the range of a file, around the needed bytes of a group, that has checksums."""
+    first = group[0]
+    begin = first.entry.start
+    if not first.entry.checksum.prefixes:
+        return begin, _end(group[-1])
+    start = first.first // PREFIX_BYTES * PREFIX_BYTES
+    stop = -(-(first.first + first.nbytes) // PREFIX_BYTES) * PREFIX_BYTES
+    return begin + start, begin + min(stop, first.entry.nbytes)
 
 
-class _Joined:
-    """Several buffers as if they were one."""
-
-    def __init__(self, buffers: Sequence[memoryview]) -> None:
-        self._buffers = [buffer for buffer in buffers if buffer.nbytes]
-
-    def range(self, start: int, stop: int) -> list[memoryview]:
-        """Returns the pieces of the buffers that make up a range."""
-        if len(self._buffers) == 1:
-            return [self._buffers[0][start:stop]]
-        pieces = []
-        at = 0
-        for buffer in self._buffers:
-            piece = buffer[max(0, start - at) : max(0, stop - at)]
-            if piece.nbytes:
-                pieces.append(piece)
-            at += buffer.nbytes
-        return pieces
-
-
-def _grouped(chunks: dict[int, list[ChunkRead]]) -> Iterator[tuple[int, list[ChunkRead]]]:
-    """Yields the groups of chunks that are read together, with the number of their file."""
-    for file in sorted(chunks):
-        for group in _groups(chunks[file]):
-            yield file, group
+def cut(buffers: Iterable[memoryview], start: int, stop: int) -> list[memoryview]:
+    """Returns the pieces of buffers, as if they were one, from `start` to `stop`."""
+    pieces = []
+    at = 0
+    for buffer in buffers:
+        raw = buffer.cast("B") if buffer.nbytes else buffer
+        piece = raw[max(0, start - at) : max(0, stop - at)]
+        if piece.nbytes:
+            pieces.append(piece)
+        at += raw.nbytes
+    return pieces
 
 
 def _groups(chunks: Sequence[ChunkRead]) -> Iterable[list[ChunkRead]]:
@@ -739,14 +776,6 @@ def _position(chunk: ChunkRead) -> tuple[int, int]:
 
 def _end(chunk: ChunkRead) -> int:
     return chunk.entry.start + chunk.entry.nbytes
-
-
-def _span(group: Sequence[ChunkRead]) -> int:
-    """Returns the bytes of memory for small chunks.
-
-    They begin as far behind a multiple of 64 as in the file.
-    """
-    return group[0].entry.start % 64 + _end(group[-1]) - group[0].entry.start
 
 
 def _straight(chunk: ChunkRead) -> np.ndarray[Any, Any] | None:

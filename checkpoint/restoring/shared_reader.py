@@ -26,8 +26,9 @@ from ..format.item_report import FileReport
 from ..format.record import ItemRecord
 from ..memory.budget import USE, HeldBytes
 from ..storage.base import Storage
+from ..storage.object import fill
 from ..storage.threads import LOOK_S, ByteBudget, Latch, do_beside
-from .reader import ItemReader, RangeRead, ReadRequest
+from .reader import ItemReader, RangePlan, ReadRequest, cut
 from .sharing import (
     Blocks,
     RestorePeers,
@@ -256,14 +257,14 @@ class SharedReader(ItemReader):
         # The reader of a block reads all of it.
         return {block for block, count in nbytes.items() if 2 * count >= self._blocks.size(block)}
 
-    def _before_reading(self, work: list[RangeRead]) -> None:
-        work.sort(key=self._turn)
+    def _before_reading(self, plans: list[RangePlan]) -> None:
+        plans.sort(key=self._turn)
 
-    def _turn(self, work: RangeRead) -> tuple[int, int, int]:
+    def _turn(self, plan: RangePlan) -> tuple[int, int, int]:
         """The key to sort by. This process reads for others first, as much as it can hold; then it
         asks one rank after the other, and each process begins with another rank.
         """
-        blocks = self._blocks.within(work.file, work.start, work.stop)
+        blocks = self._blocks.within(plan.file, plan.start, plan.stop)
         shared = self._plan.get(blocks[0]) if blocks else None
         if shared is None:
             return len(self._plan), 0, blocks.start
@@ -319,15 +320,15 @@ class SharedReader(ItemReader):
         return data[:got]
 
     def _from_store(self, file: FileReport, offset: int, buffers: Sequence[memoryview]) -> int:
-        got = super()._try_read(file, offset, buffers)
+        got, _ = super()._try_read(file, offset, buffers)
         self._count(store_bytes=got)
         return got
 
     # --- for this process
 
-    def _read(self, work: RangeRead) -> None:
+    def _read(self, plan: RangePlan) -> None:
         with self._asking.allowed():
-            super()._read(work)
+            super()._read(plan)
 
     def _distrust(self, file: FileReport) -> bool:
         """Has this thread read from the store what a peer has sent damaged."""
@@ -343,23 +344,25 @@ class SharedReader(ItemReader):
         for rank in self._asking.givers:
             self._note_dropped(rank, self._peers.trust.note_damage(rank), "sent damaged bytes")
 
-    def _try_read(self, file: FileReport, offset: int, buffers: Sequence[memoryview]) -> int:
+    def _try_read(
+        self, file: FileReport, offset: int, buffers: Sequence[memoryview]
+    ) -> tuple[int, int | None]:
         wanted = sum(buffer.nbytes for buffer in buffers)
         stop = min(offset + wanted, file.size)
         touched = self._blocks.within(self._numbers[file.name], offset, stop)
         if not self._asking.is_allowed or not any(block in self._plan for block in touched):
-            return self._from_store(file, offset, buffers)
+            return self._from_store(file, offset, buffers), None
         got = 0
         for block in touched:
             _, first, last = self._blocks.place(block)
             begin = max(first, offset)
             end = min(last, stop)
-            pieces = _cut(buffers, begin - offset, end - offset)
+            pieces = cut(buffers, begin - offset, end - offset)
             found = self._part_of(file, block, begin, begin - first, pieces)
             got += found
             if found < end - begin:
                 break
-        return got
+        return got, None
 
     def _part_of(
         self, file: FileReport, block: int, at: int, offset: int, pieces: list[memoryview]
@@ -387,7 +390,7 @@ class SharedReader(ItemReader):
                 data = self._held.get(block, shared.users)
                 if data is None:
                     return None
-                got = _copy(data[offset:], pieces)
+                got = fill(pieces, data[offset:])
                 self._held.given(block, got)
                 return got
         self._count(own_left=1)
@@ -449,26 +452,3 @@ def shared_reader(
         return None
     spared = sum(file.size for file in item.files) * (peers.count - 1)
     return SharedReader(storage, step_dir, item, peers) if spared >= peers.worth_bytes else None
-
-
-def _cut(buffers: Sequence[memoryview], start: int, stop: int) -> list[memoryview]:
-    """Returns the pieces of buffers, as if they were one, from `start` to `stop`."""
-    pieces = []
-    at = 0
-    for buffer in buffers:
-        raw = buffer.cast("B") if buffer.nbytes else buffer
-        piece = raw[max(0, start - at) : max(0, stop - at)]
-        if piece.nbytes:
-            pieces.append(piece)
-        at += raw.nbytes
-    return pieces
-
-
-def _copy(data: memoryview, pieces: Sequence[memoryview]) -> int:
-    """Fills the pieces from data; returns how many bytes there were."""
-    at = 0
-    for piece in pieces:
-        found = data[at : at + piece.nbytes]
-        piece[: found.nbytes] = found
-        at += found.nbytes
-    return at

@@ -28,6 +28,13 @@ class _HeldChunk(threading.local):
     key: tuple[str, Region] | None = None
     array: np.ndarray[Any, Any] | None = None
 
+    def keep(
+        self, key: tuple[str, Region] | None, array: np.ndarray[Any, Any] | None = None
+    ) -> None:
+        """Keeps an array instead of the one before."""
+        self.key = key
+        self.array = array
+
 
 class ViewReader:
     """Fills leaves that `views` make of stored ones, by their paths; the others are read as they
@@ -106,10 +113,9 @@ class ViewReader:
         """Returns whole chunks, held or read now in place of those before."""
         held = self._held
         if held.key != (leaf.path, region):
-            held.key = None
-            held.array = None
-            (held.array,) = self._read([ReadRequest(leaf, region)])
-            held.key = (leaf.path, region)
+            held.keep(None)
+            (array,) = self._read([ReadRequest(leaf, region)])
+            held.keep((leaf.path, region), array)
         assert held.array is not None
         return held.array
 

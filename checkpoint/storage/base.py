@@ -179,30 +179,54 @@ class EndsRequests(Protocol):
         """Returns the same store whose requests fail at a time of the monotonic clock."""
 
 
-class Storage(Protocol):
-    """The whole of what a checkpoint asks of a store. Provisional, see the module.
+class Readable(Protocol):
+    """What is asked of a store to read a step. Provisional, see the module.
 
     Errors are the operating system's: FileNotFoundError for a missing name, OSError for the rest.
-    `commit` alone raises `NotCommitted` and `Fenced` too.
-
-    `root` is how messages show the store. A file longer than `max_file_bytes` cannot be written
-    (None: no bound). `max_concurrency` is how many reads or writes are worth running side by side.
-
-    A store says what else it can do by `posix`, `conditions` and `tensorstore`; None means that it
-    cannot. A store that is written to has `posix` or `conditions`, because claims need one of them.
+    `root` is how messages show the store. `max_concurrency` is how many reads or writes are worth
+    running side by side. `posix` is as Storage has it.
     """
 
     @property
     def root(self) -> str: ...
 
     @property
-    def max_file_bytes(self) -> int | None: ...
-
-    @property
     def max_concurrency(self) -> int: ...
 
     @property
     def posix(self) -> PosixFolder | None: ...
+
+    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Fills the buffers in turn with the bytes from `offset` on; returns how many there were.
+
+        There are fewer only at the end of the file.
+        """
+
+    def fetch(self, name: str, limit_bytes: int) -> bytes:
+        """Returns a whole small file; raises OverflowError if it is longer than `limit_bytes`."""
+
+    def list(
+        self, folder: str, *, recursive: bool = False, names_only: bool = False
+    ) -> list[Entry]:
+        """Lists the files and folders of a folder, or with `recursive` all files below it.
+
+        "" is the root; a missing folder is empty. Names are relative to the root and sorted. With
+        `names_only` files have no size and no time: on a disk no file is looked at.
+        """
+
+
+class Storage(Readable, Protocol):
+    """The whole of what a checkpoint asks of a store. Provisional, see the module.
+
+    `commit` alone raises `NotCommitted` and `Fenced`. A file longer than `max_file_bytes` cannot be
+    written (None: no bound).
+
+    A store says what else it can do by `posix`, `conditions` and `tensorstore`; None means that it
+    cannot. A store that is written to has `posix` or `conditions`, because claims need one of them.
+    """
+
+    @property
+    def max_file_bytes(self) -> int | None: ...
 
     @property
     def conditions(self) -> ConditionalWrites | None: ...
@@ -220,17 +244,8 @@ class Storage(Protocol):
         leaves at most a file that no record names.
         """
 
-    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        """Fills the buffers in turn with the bytes from `offset` on; returns how many there were.
-
-        There are fewer only at the end of the file.
-        """
-
     def size(self, name: str) -> int:
         """Returns the size of a file."""
-
-    def fetch(self, name: str, limit_bytes: int) -> bytes:
-        """Returns a whole small file; raises OverflowError if it is longer than `limit_bytes`."""
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
         """Makes `name` exist with `data`, whole and durable, if it is free and the claim stands.
@@ -243,15 +258,6 @@ class Storage(Protocol):
         With `replace` a file that is there is replaced in one step. `claim` is the folder of the
         writer's claim. On POSIX the data is written and fsynced inside it and linked from there, so
         that a claim that was renamed away stops the commit.
-        """
-
-    def list(
-        self, folder: str, *, recursive: bool = False, names_only: bool = False
-    ) -> list[Entry]:
-        """Lists the files and folders of a folder, or with `recursive` all files below it.
-
-        "" is the root; a missing folder is empty. Names are relative to the root and sorted. With
-        `names_only` files have no size and no time: on a disk no file is looked at.
         """
 
     def delete(self, names: Sequence[str]) -> None:

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..errors import Corrupt
-from .base import Storage
+from .base import Readable
 from .path import join
 
 READ_TRIES = 3
 T = TypeVar("T")
 
 
-def read_surely(storage: Storage, name: str, read: Callable[[], T]) -> T:
+def read_surely(storage: Readable, name: str, read: Callable[[], T]) -> T:
     """Returns what `read` returns of a file of a store. Blocks as `read` does.
 
     On a disk "not found" and an I/O error count only after READ_TRIES tries, and where a listing

@@ -13,17 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from crc32c import crc32c
 
-from holdfast.checkpoint import CheckpointError, Corrupt, HostileCheckpoint
+from holdfast.checkpoint import CheckpointError
 from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
-from holdfast.checkpoint.local_tier.host_folder import (
-    PIECE_BYTES,
-    HostFolder,
-    HostStorage,
-    RunFolder,
-    read_checked,
-)
+from holdfast.checkpoint.local_tier.host_folder import HostFolder, HostStorage, RunFolder
 from holdfast.checkpoint.local_tier.parts import LocalKey, Part
 
 RUN = "0" * 32
@@ -262,32 +255,6 @@ def test_an_error_while_writing_leaves_no_part(tmp_path: Path) -> None:
         storage.write("1/x/state/y", 10, broken())  # type: ignore[arg-type]
     storage.spare(["1/x/state/y", "1/x/state/never"])
     assert storage.spare_bytes() == 3
-
-
-def test_a_file_without_a_header_is_checked_in_pieces() -> None:
-    """However long it is, a piece is held at a time; a flipped byte, an early end and a header
-    beyond all bounds are noticed.
-    """
-    data = bytes(range(256)) * (5 << 12)
-    report = FileReport("f", len(data), 0, crc32c(data))
-    pieces = list[int]()
-
-    def reads(held: bytes) -> Callable[[int, memoryview], int]:
-        def read(offset: int, buffer: memoryview) -> int:
-            found = held[offset : offset + buffer.nbytes]
-            buffer[: len(found)] = found
-            return len(found)
-
-        return read
-
-    read_checked(reads(data), report, "f", lambda offset, piece: pieces.append(piece.nbytes))
-    assert sum(pieces) == len(data) and max(pieces) <= PIECE_BYTES < len(data)
-    for damaged in (data[:-1] + b"x", data[:-1], b"x" + data[1:]):
-        with pytest.raises(Corrupt):
-            read_checked(reads(damaged), report, "f")
-    read_checked(reads(b""), FileReport("empty", 0, 0, 0), "empty")
-    with pytest.raises(HostileCheckpoint):
-        read_checked(reads(data), FileReport("f", 1 << 60, 1 << 59, 0), "f")
 
 
 STDIN_CLOSED = """

@@ -6,15 +6,18 @@ import itertools
 import threading
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import CheckpointError, Corrupt, load, save
+from holdfast.checkpoint import CheckpointError, Corrupt, HostileCheckpoint, load, save
+from holdfast.checkpoint.format.item_report import FileReport
 from holdfast.checkpoint.format.pack_header import PREFIX_BYTES
 from holdfast.checkpoint.format.record import ItemRecord, read_record
 from holdfast.checkpoint.restoring.reader import RANGE_BYTES, STEP_BYTES, ItemReader, ReadRequest
@@ -127,10 +130,12 @@ class Meeting(BucketStorage):
     step_bytes = 4 * PREFIX_BYTES
     barrier = threading.Barrier(3)
 
-    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+    def read_sized(
+        self, name: str, offset: int, buffers: Sequence[memoryview]
+    ) -> tuple[int, int | None]:
         if sum(buffer.nbytes for buffer in buffers) == self.step_bytes:
             self.barrier.wait(30)
-        return super().read(name, offset, buffers)
+        return super().read_sized(name, offset, buffers)
 
 
 @pytest.mark.parametrize("columns", [512, 100], ids=["straight", "gathered"])
@@ -265,6 +270,35 @@ def test_a_flipped_byte_in_a_needed_block_is_corrupt(tmp_path: Path) -> None:
             assert read.array is not None and read.array.tobytes() == array[needed].tobytes()
         with pytest.raises(Corrupt, match="'w'"):
             load(tmp_path)
+
+
+@pytest.mark.parametrize("has_header", [True, False])
+def test_a_whole_file_is_checked_in_pieces(has_header: bool, tmp_path: Path) -> None:
+    """However long it is, a piece is held at a time; a flipped byte anywhere, an early end and a
+    header beyond all bounds are noticed.
+    """
+    save(tmp_path, {"big": ARRAYS["big"], "small": np.arange(9), "none": ARRAYS["empty"]})
+    item = read_record(LocalStorage(tmp_path), "").items["state"]
+    (file,) = item.files
+    if not has_header:
+        file = replace(file, head=0, crc=crc32c((tmp_path / file.name).read_bytes()))
+    reader = ItemReader(LocalStorage(tmp_path), "", item)
+    path = tmp_path / file.name
+    data = path.read_bytes()
+    pieces = [bytes(piece) for piece in reader.pieces(file)]
+    assert b"".join(pieces) == data and max(map(len, pieces)) <= STEP_BYTES < len(data)
+    for at in (9, file.head, file.head + STEP_BYTES, len(data) - 1):
+        flipped = bytearray(data)
+        flipped[at] ^= 4
+        path.write_bytes(flipped)
+        with pytest.raises(Corrupt, match="the checksum of "):
+            reader.check_file(file)
+    for damaged in (data[:-1], data + b"x"):
+        path.write_bytes(damaged)
+        with pytest.raises(Corrupt):
+            reader.check_file(file)
+    with pytest.raises(HostileCheckpoint):
+        reader.check_file(FileReport(file.name, 1 << 60, 1 << 59, 0))
 
 
 def test_a_lack_of_memory_is_a_typed_error(saved: tuple[Reads, ItemRecord]) -> None:

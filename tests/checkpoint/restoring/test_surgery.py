@@ -38,7 +38,7 @@ from holdfast.checkpoint.format.tree import plain_name
 from holdfast.checkpoint.restoring.reader import ReadRequest
 from holdfast.checkpoint.restoring.surgery import operate
 from holdfast.checkpoint.restoring.surgery_rules import Rules
-from holdfast.checkpoint.restoring.view_reader import BATCH_BYTES, ViewReader
+from holdfast.checkpoint.restoring.view_reader import ViewReader
 from tests.support.array_readers import MemoryReader, item_of
 
 RULES = 20  # in one drawn operation
@@ -288,20 +288,6 @@ def test_a_tree_stays_where_no_name_changes(tmp_path: Path) -> None:
     named = load(tmp_path / "a", rules={r"a\.0": r"b.c\.d"})
     assert sorted(named) == ["a", "b", "odd.name"] and list(named["b"]) == ["c.d"]
     assert sorted(named["a"]["1"]) == ["0", "1", "2"] and named["a"]["1"]["2"] == "text"
-
-
-def test_only_what_is_asked_for_is_read() -> None:
-    """A layer of a stack of large leaves reads that layer alone, and at most a batch is held."""
-    arrays = {f"l.{place}": np.full((BATCH_BYTES // 4 + 1,), place, np.float32) for place in (0, 1)}
-    reader = MemoryReader(arrays)
-    item, made = operate(item_of(arrays), reader, {r"l\.(\d)": Stack("l")})
-    (leaf,) = item.leaves
-    read = ReadRequest(leaf, ((1, 2), (0, leaf.shape[1])))
-    made.fill([read], fresh)
-    assert [[each.leaf.path for each in batch] for batch in reader.batches] == [["l.1"]]
-    reader.batches.clear()
-    made.fill([ReadRequest(leaf, ((0, 2), (0, leaf.shape[1])))], fresh)
-    assert [len(batch) for batch in reader.batches] == [1, 1]
 
 
 @pytest.mark.parametrize("layout", ["holdfast", "orbax"])
