@@ -33,6 +33,7 @@ from holdfast.coordination import (
 )
 from holdfast.coordination.client.status import StatusClient
 from holdfast.coordination.core.barriers import Arrival
+from holdfast.coordination.core.calls import Call
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.limits import Config
 
@@ -196,13 +197,12 @@ def memory(tasks: int, barriers: int) -> None:
     for number in range(barriers):
         for task_id in range(1, tasks):
             life = machine.task_table.tasks[task_id].session_since
-            machine.barrier(
-                Arrival(task_id, task_id, life, f"barrier/{number}", 0, now + 1.0, frozenset()), now
-            )
+            call = Call(machine.answers, task_id, now, life=life, deadline=now + 1.0)
+            machine.barrier(Arrival(call, f"barrier/{number}", 0))
         now += 1.0
         machine.tick(now)
-        assert machine.barriers.failed == number + 1 and len(machine.completions) >= tasks - 1
-        machine.completions.clear()
+        assert machine.barriers.failed == number + 1 and len(machine.answers) >= tasks - 1
+        machine.answers.clear()
         machine.changes.clear()
     print(
         f"{barriers} barriers of {tasks}, never reached by one: {memory_mb('self') - before:.1f} MB"

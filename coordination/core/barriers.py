@@ -31,24 +31,12 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ..limits import Limits
 from ..task_bits import bits_of, tasks_of
-from .status import (
-    ARRIVED,
-    BARRIER,
-    Changes,
-    Code,
-    Completion,
-    Completions,
-    Status,
-    beyond,
-    name_gone,
-    name_processes,
-)
+from .calls import Call, Line, Timers
+from .status import ARRIVED, BARRIER, Changes, Code, Status, beyond, name_gone
 from .task_table import TaskTable
-from .timers import Timers
 
 _SHOWN_CHARACTERS = 200  # of a name, in a sentence
 _MOST_LOST = 1_000_000  # calls of one task, in a row; a counter that is further ahead is nonsense
@@ -88,7 +76,7 @@ class Barrier:
     began: int = 0  # version of the task table
     # task: (when its life began, when it came)
     arrived: dict[int, tuple[int, float]] = field(default_factory=dict)
-    waiting: dict[int, Any] = field(default_factory=dict)  # task: call
+    waiting: Line = field(default_factory=Line)
     # tasks that knew an earlier instance, in the life that they had at `began`; of a recoverable
     # job
     former: int = 0
@@ -112,9 +100,9 @@ class Barrier:
         """Returns the participants that have not arrived."""
         return self.participants.difference(self.arrived)
 
-    def enter(self, arrival: Arrival, now: float) -> None:
+    def enter(self, arrival: Arrival) -> None:
         """Notes that a task has arrived."""
-        self.arrived[arrival.task_id] = (arrival.life, now)
+        self.arrived[arrival.task_id] = (arrival.life, arrival.call.came)
         self.unwritten.append(arrival.task_id)
         if arrival.counter > self.counter:
             self.counter = arrival.counter
@@ -132,7 +120,7 @@ class Barrier:
     def end(self, outcome: Outcome) -> None:
         """Keeps how the instance ended, and drops what only an open one needs."""
         self.outcome = outcome
-        self.waiting = {}
+        self.waiting = Line()  # one that was long keeps its memory
         self.arrived = {}
         self.unwritten = []
         self.participants = frozenset()
@@ -164,13 +152,20 @@ class Barrier:
 class Arrival:
     """A call of Barrier."""
 
-    call: Any
-    task_id: int
-    life: int  # version of the task table when the caller's life began
+    call: Call
     name: str
     counter: int
-    deadline: float
-    participants: frozenset[int]  # empty: all
+    participants: frozenset[int] = frozenset()  # none: all
+
+    @property
+    def task_id(self) -> int:
+        """The task that calls."""
+        return self.call.task_id
+
+    @property
+    def life(self) -> int:
+        """The version of the task table when the caller's life began."""
+        return self.call.life
 
 
 class Barriers:
@@ -181,15 +176,13 @@ class Barriers:
         limits: Limits,
         task_table: TaskTable,
         timers: Timers,
-        completions: Completions,
-        *,
         changes: Changes,
+        *,
         recoverable: bool,
     ) -> None:
         self._limits = limits
         self._task_table = task_table
         self._timers = timers
-        self._completions = completions
         self._changes = changes
         self._recoverable = recoverable
         self._everyone = bits_of(task_table.everyone)
@@ -207,23 +200,22 @@ class Barriers:
 
     # --- Arrivals
 
-    def arrive(self, arrival: Arrival, now: float) -> None:
+    def arrive(self, arrival: Arrival) -> None:
         """Lets a task arrive at a barrier; its call is answered when the instance is over."""
         barrier = self.open.get(arrival.name)
         if barrier is None:
-            barrier = self._open_or_answer(arrival, now)
+            barrier = self._open_or_answer(arrival)
             if barrier is None:
                 return
-        elif self._replay_previous(barrier, arrival, now):
+        elif self._replay_previous(barrier, arrival):
             return
         elif not self._belongs(barrier, arrival):
-            status = _counter_mismatch(barrier.name, barrier.counter, arrival.counter)
-            self._completions.fail(arrival.call, status)
+            arrival.call.fail(_counter_mismatch(barrier.name, barrier.counter, arrival.counter))
             return
         elif (refusal := self._outsider(barrier, arrival)) is not None:
-            self._completions.fail(arrival.call, refusal)
+            arrival.call.fail(refusal)
             return
-        self._enter(barrier, arrival, now)
+        self._enter(barrier, arrival)
 
     def _belongs(self, barrier: Barrier, arrival: Arrival) -> bool:
         """Returns whether a call is for the open instance."""
@@ -234,19 +226,11 @@ class Barriers:
             )
         return arrival.counter >= barrier.first or self._is_new_life(barrier, arrival)
 
-    def _enter(self, barrier: Barrier, arrival: Arrival, now: float) -> None:
-        task_id = arrival.task_id
-        older = barrier.waiting.get(task_id)
-        if older is not None:
-            sentence = (
-                f"barrier {_shown(barrier.name)}: a newer call of process {task_id} took this one's"
-                " place"
-            )
-            self._completions.fail(older, Status(Code.CANCELLED, sentence))
-        if task_id not in barrier.arrived:
-            barrier.enter(arrival, now)
+    def _enter(self, barrier: Barrier, arrival: Arrival) -> None:
+        if arrival.task_id not in barrier.arrived:
+            barrier.enter(arrival)
             self._changes.mark(BARRIER, barrier.name)
-        barrier.waiting[task_id] = arrival.call
+        barrier.waiting.replace(arrival.call)
         if len(barrier.arrived) == len(barrier.participants):
             self._finish(barrier, None)
 
@@ -282,21 +266,21 @@ class Barriers:
             return self._everyone
         return bits_of(task_ids) if task_ids <= everyone else -1
 
-    def _open_or_answer(self, arrival: Arrival, now: float) -> Barrier | None:
+    def _open_or_answer(self, arrival: Arrival) -> Barrier | None:
         """Opens an instance, or answers without one: with a replay or an error."""
         finished = self.finished.get(arrival.name)
-        if finished is not None and self._replay_previous(finished, arrival, now):
+        if finished is not None and self._replay_previous(finished, arrival):
             return None
         refusal = self._may_open(finished, arrival)
         if refusal is not None:
-            self._completions.fail(arrival.call, refusal)
+            arrival.call.fail(refusal)
             return None
         if finished is not None and self._is_replay(finished, arrival):
-            self._replay(finished, arrival, now)
+            self._replay(finished, arrival)
             return None
-        return self._open(finished, arrival, now)
+        return self._open(finished, arrival)
 
-    def _open(self, finished: Barrier | None, arrival: Arrival, now: float) -> Barrier | None:
+    def _open(self, finished: Barrier | None, arrival: Arrival) -> Barrier | None:
         first = 0 if finished is None else finished.counter + 1
         barrier = Barrier(
             arrival.name,
@@ -304,19 +288,19 @@ class Barriers:
             first,
             max(first, arrival.counter),
             owner=self,
-            deadline=arrival.deadline,
-            opened=now,
+            deadline=arrival.call.deadline,
+            opened=arrival.call.came,
             began=self._task_table.version,
         )
         self._follow(finished, barrier)
         if not self._task_table.lost.isdisjoint(barrier.participants):
-            barrier.enter(arrival, now)
-            barrier.waiting[arrival.task_id] = arrival.call
-            self._fail_lost(barrier, now)
+            barrier.enter(arrival)
+            barrier.waiting.enter(arrival.call)
+            self._fail_lost(barrier, arrival.call.came)
             return None
         self.open[arrival.name] = barrier
         self.finished.pop(arrival.name, None)
-        self._timers.add(arrival.deadline, barrier)
+        self._timers.add(barrier.deadline, barrier)
         return barrier
 
     def _may_open(self, finished: Barrier | None, arrival: Arrival) -> Status | None:
@@ -374,14 +358,14 @@ class Barriers:
             return False
         return not (barrier.former >> arrival.task_id & 1 and arrival.life <= barrier.began)
 
-    def _replay(self, finished: Barrier, arrival: Arrival, now: float) -> None:
+    def _replay(self, finished: Barrier, arrival: Arrival) -> None:
         assert finished.outcome is not None
         if self._recoverable and not finished.outcome.came >> arrival.task_id & 1:
             finished.note_told(arrival.task_id)
             self._changes.mark(BARRIER, finished.name)
-        self._completions.append(self._answer(finished.outcome, arrival.call, now))
+        self._answer(finished.outcome, arrival.call)
 
-    def _replay_previous(self, barrier: Barrier, arrival: Arrival, now: float) -> bool:
+    def _replay_previous(self, barrier: Barrier, arrival: Arrival) -> bool:
         """Replays the instance before to a task that arrived at it; in a recoverable job it may
         have arrived as a new life, with 0.
         """
@@ -393,16 +377,23 @@ class Barriers:
         among = previous.first <= arrival.counter <= previous.counter
         if not among and not (self._recoverable and arrival.counter == 0):
             return False
-        self._completions.append(self._answer(previous, arrival.call, now))
+        self._answer(previous, arrival.call)
         return True
 
-    def _answer(self, outcome: Outcome, call: Any, now: float) -> Completion:
-        """Returns how `call` ends with an earlier result, which names the same processes as it did
-        then. Thousands that come late get one status.
+    def _answer(self, outcome: Outcome, call: Call) -> None:
+        """Answers with an earlier result, which names the same processes as it did then. Thousands
+        that come late get one status.
         """
         latest, at, status = self._replayed
-        if latest is outcome and at == now:
-            return Completion(call, outcome.counter, status)
+        if latest is not outcome or at != call.came:
+            status = self._named_anew(outcome, call.came)
+            self._replayed = (outcome, call.came, status)
+        if status is None:
+            call.succeed(outcome.counter)
+        else:
+            call.fail(status)
+
+    def _named_anew(self, outcome: Outcome, now: float) -> Status | None:
         status = outcome.status
         if status is not None and outcome.absent:
             absent = tasks_of(outcome.absent)
@@ -410,8 +401,7 @@ class Barriers:
             if status.code is Code.INTERNAL:
                 missing = tuple(replace(each, lost=True) for each in missing)
             status = replace(status, missing=missing, absent=beyond(missing, absent))
-        self._replayed = (outcome, now, status)
-        return Completion(call, outcome.counter, status)
+        return status
 
     # --- Refusals
 
@@ -435,12 +425,10 @@ class Barriers:
     def _finish(self, barrier: Barrier, status: Status | None) -> None:
         if status is None:
             self.passed += 1
+            barrier.waiting.succeed(barrier.counter)
         else:
             self.failed += 1
-        counter = barrier.counter
-        self._completions.extend(
-            [Completion(call, counter, status) for call in barrier.waiting.values()]
-        )
+            barrier.waiting.fail(status)
         barrier.end(self._outcome(barrier, status))
         self.open.pop(barrier.name, None)
         self.finished[barrier.name] = barrier
@@ -471,22 +459,16 @@ class Barriers:
 
     def time_out(self, barrier: Barrier, now: float) -> None:
         """Fails an instance whose time is over, naming all that have not arrived."""
-        absent = barrier.missing()
-        missing = self._task_table.missing(absent, now)
         what = f"Barrier timed out. Id: {barrier.name[:_SHOWN_CHARACTERS]}::{barrier.counter}."
-        sentence = (
-            f"{what} {_arrived(barrier)}, missing {name_processes(missing, len(absent))}; waited"
-            f" {now - barrier.opened:.1f} s"
-        )
-        self._task_table.events.note("barrier", sentence, now)
-        at = (barrier.name, barrier.counter)
-        status = Status(
+        status = self._task_table.lacking(
             Code.DEADLINE_EXCEEDED,
-            sentence,
-            barrier=at,
-            missing=missing,
-            absent=beyond(missing, absent),
+            f"{what} {_arrived(barrier)}, missing",
+            barrier.missing(),
+            now,
+            f"; waited {now - barrier.opened:.1f} s",
+            barrier=(barrier.name, barrier.counter),
         )
+        self._task_table.events.note("barrier", status.message, now)
         self._finish(barrier, status)
 
     def _fail_lost(self, barrier: Barrier, now: float) -> None:
@@ -524,21 +506,20 @@ class Barriers:
             at = (barrier.name, barrier.counter)
             self._finish(barrier, Status(Code.INTERNAL, sentence, barrier=at))
 
-    def cancel(self, call: Any, task_id: int, name: str, counter: int, now: float) -> None:
+    def cancel(self, call: Call, name: str, counter: int) -> None:
         """Fails an instance for all its participants, including those that have yet to arrive."""
         barrier = self.open.get(name) or self.finished.get(name)
         if barrier is None or (barrier.outcome is not None and counter > barrier.counter):
-            barrier = self._next(barrier, name, counter, now)
-        if self._was_cancelled(barrier, counter):
-            self._completions.succeed(call)
-            return
-        refusal = self._no_cancel(barrier, task_id, counter)
-        if refusal is not None:
-            self._completions.fail(call, refusal)
-            return
-        sentence = f"barrier {_shown(name)} was cancelled by process {task_id}; {_arrived(barrier)}"
-        self._finish(barrier, Status(Code.CANCELLED, sentence, barrier=(name, barrier.counter)))
-        self._completions.succeed(call)
+            barrier = self._next(barrier, name, counter, call.came)
+        if not self._was_cancelled(barrier, counter):
+            refusal = self._no_cancel(barrier, call.task_id, counter)
+            if refusal is not None:
+                call.fail(refusal)
+                return
+            who = f"was cancelled by process {call.task_id}"
+            sentence = f"barrier {_shown(name)} {who}; {_arrived(barrier)}"
+            self._finish(barrier, Status(Code.CANCELLED, sentence, barrier=(name, barrier.counter)))
+        call.succeed()
 
     def _next(self, finished: Barrier | None, name: str, counter: int, now: float) -> Barrier:
         """Returns an instance that nobody has arrived at, for a caller that cancels it."""

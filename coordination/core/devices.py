@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .status import Completions, Status
+from .calls import Call, Line
+from .status import Status
 
 
 @dataclass(slots=True)
@@ -25,24 +26,20 @@ class Devices:
     """Waits for every node of the job."""
 
     num_nodes: int
-    completions: Completions
     nodes: dict[int, Node] = field(default_factory=dict)
     # node: the version of profile D that it speaks
     versions: dict[int, int] = field(default_factory=dict)
-    waiting: list[Any] = field(default_factory=list)
+    _line: Line = field(default_factory=Line)
 
-    def enumerate(self, call: Any, node_id: int, node: Node) -> None:
+    def enumerate(self, call: Call, node_id: int, node: Node) -> None:
         """Takes a node's devices, and answers all nodes when the last one's have come.
 
         A node that asks again replaces its devices, and gets the same global ids.
         """
         self.nodes[node_id] = node
-        self.waiting.append(call)
+        self._line.enter(call)
         if len(self.nodes) == self.num_nodes:
-            numbered = self._numbered()
-            for each in self.waiting:
-                self.completions.succeed(each, numbered)
-            self.waiting.clear()
+            self._line.succeed(self._numbered())
 
     def _numbered(self) -> list[tuple[int, Node, int]]:
         """Returns (node id, node, global id of its first device) in node order."""
@@ -55,12 +52,4 @@ class Devices:
 
     def fail(self, status: Status) -> None:
         """Fails all who wait."""
-        self.completions.fail_all(self.waiting, status)
-        self.waiting.clear()
-
-    def drop(self, call: Any) -> bool:
-        """Forgets a call whose client has gone away; returns whether it waited here."""
-        if call in self.waiting:
-            self.waiting.remove(call)
-            return True
-        return False
+        self._line.fail(status)

@@ -59,7 +59,7 @@ def drain(machine: Machine, wall_offset_s: float) -> list[Row]:
         meta = {
             "gathered": machine.registration.gathered,
             "version": machine.task_table.version,
-            "error": _status(machine.error),
+            "error": _status(machine.polls.error),
         }
         rows.append(Row(META, "state", _json(meta)))
     return rows
@@ -89,7 +89,8 @@ def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float
     for task in tables[TASK].values():
         machine.task_table.load(_load_task(json.loads(task), now))
     meta = json.loads(tables[META].get("state", b"{}"))
-    machine.load(gathered=meta.get("gathered", False), error=_load_status(meta.get("error")))
+    machine.registration.load(meta.get("gathered", False))
+    machine.polls.load(_load_status(meta.get("error")))
     machine.task_table.load_version(meta.get("version", 0))
     machine.keys.load(tables[KEY])
     barriers = {

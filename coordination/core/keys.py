@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Container, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Container, Iterable, Iterator
 
 from ..limits import Limits
-from .status import KEY, Changes, Code, Completions, Missing, Status, name_gone
-from .timers import Timers
+from .calls import Call, Line, Timers
+from .status import KEY, Changes, Code, Missing, Status, name_gone
 
 _INT64 = 2**63
 
@@ -21,71 +19,32 @@ def normalise(key: str) -> str:
     return "/".join(part for part in key.split("/") if part)
 
 
-@dataclass(slots=True)
-class KeyWait:
-    """A call that waits for a key."""
-
-    call: Any
-    task_id: int
-    key: str
-    since: float
-    depends_on: frozenset[int]
-    keys: Keys
-    timeout_status: Status | None = None
-    done: bool = False
-
-    def end(self) -> None:
-        """Notes that the call has been answered, or dropped: its timer does nothing any more."""
-        self.done = True
-
-    def expire(self, now: float) -> None:
-        """Ends the wait: its time is over."""
-        status = self.timeout_status
-        if status is None:
-            sentence = f"key {self.key!r} was not set within {now - self.since:.1f} s"
-            status = Status(Code.DEADLINE_EXCEEDED, sentence, from_service=False)
-        self.keys.fail(self, status)
-
-
 class Keys:
     """Holds values by normalised key, within limits."""
 
-    def __init__(
-        self, limits: Limits, timers: Timers, completions: Completions, changes: Changes
-    ) -> None:
+    def __init__(self, limits: Limits, timers: Timers, changes: Changes) -> None:
         self._limits = limits
         self._timers = timers
-        self._completions = completions
         self._changes = changes
         self.values: dict[str, bytes] = {}
         self._order: list[str] = []
-        self._waits: dict[str, dict[Any, KeyWait]] = {}
-        self._by_call: dict[Any, KeyWait] = {}
+        self._lines: dict[str, Line] = {}  # by the key that is waited for
         self._latest: tuple[str, bytes] = ("", b"")
         self.total_bytes = 0
 
-    def insert(self, call: Any, key: str, value: bytes, allow_overwrite: bool) -> None:
+    def insert(self, call: Call, key: str, value: bytes, allow_overwrite: bool) -> None:
         """Sets a key and answers all calls that wait for it."""
         key = normalise(key)
         if not allow_overwrite and key in self.values:
             sentence = f"key {key} already exists. Expected a new key, or allow_overwrite"
-            status = Status(Code.ALREADY_EXISTS, sentence, from_service=False)
-            self._completions.fail(call, status)
+            call.fail(Status(Code.ALREADY_EXISTS, sentence, from_service=False))
             return
-        refusal = self.put(key, value)
-        if refusal is None:
-            self._completions.succeed(call)
-        else:
-            self._completions.fail(call, refusal)
+        _answer(call, self.put(key, value))
 
-    def set_many(self, call: Any, entries: Iterable[tuple[str, bytes]]) -> None:
+    def set_many(self, call: Call, entries: Iterable[tuple[str, bytes]]) -> None:
         """Sets keys, whether they exist or not, until one cannot be."""
-        for key, value in entries:
-            refusal = self.put(normalise(key), value)
-            if refusal is not None:
-                self._completions.fail(call, refusal)
-                return
-        self._completions.succeed(call)
+        refusals = (self.put(normalise(key), value) for key, value in entries)
+        _answer(call, next(filter(None, refusals), None))
 
     def put(self, key: str, value: bytes) -> Status | None:
         """Sets a normalised key and answers all calls that wait for it; returns why it cannot
@@ -101,10 +60,9 @@ class Keys:
         self.total_bytes += len(value) - len(old or b"")
         self.values[key] = value
         self._changes.mark(KEY, key)
-        entry = self._entry(key)
-        for wait in list(self._waits.get(key, {}).values()):
-            self._forget(wait)
-            self._completions.succeed(wait.call, entry)
+        line = self._lines.get(key)
+        if line is not None:
+            line.succeed(self._entry(key))
         return None
 
     def _entry(self, key: str) -> tuple[str, bytes]:
@@ -140,81 +98,49 @@ class Keys:
             )
         return None
 
-    def get(
-        self,
-        call: Any,
-        task_id: int,
-        key: str,
-        now: float,
-        *,
-        deadline: float,
-        depends_on: frozenset[int] = frozenset(),
-        timeout_status: Status | None = None,
-    ) -> None:
-        """Answers with the value, now or when it is set; with `timeout_status` once the time is
-        over.
-        """
+    def get(self, call: Call, key: str) -> None:
+        """Answers with the value, now or when it is set."""
         key = normalise(key)
         if key in self.values:
-            self._completions.succeed(call, self._entry(key))
+            call.succeed(self._entry(key))
             return
-        wait = KeyWait(
-            call, task_id, key, now, depends_on=depends_on, keys=self, timeout_status=timeout_status
-        )
-        self._waits.setdefault(key, {})[call] = wait
-        self._by_call[call] = wait
-        self._timers.add(deadline, wait)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line(
+                self._timers,
+                late=lambda now, since: _not_set(key, now - since),
+                emptied=lambda: self._lines.pop(key),
+            )
+        line.enter(call)
 
-    def fail(self, wait: KeyWait, status: Status) -> None:
-        """Ends a wait with an error."""
-        self._forget(wait)
-        self._completions.fail(wait.call, status)
-
-    def _forget(self, wait: KeyWait) -> None:
-        wait.end()
-        del self._by_call[wait.call]
-        waiting = self._waits[wait.key]
-        del waiting[wait.call]
-        if not waiting:
-            del self._waits[wait.key]
-
-    def drop(self, call: Any) -> bool:
-        """Forgets a call whose client has gone away; returns whether it waited here."""
-        wait = self._by_call.get(call)
-        if wait is not None:
-            self._forget(wait)
-        return wait is not None
-
-    def waiting(self) -> Iterable[KeyWait]:
-        """Returns all waits."""
-        return list(self._by_call.values())
+    def waiting(self) -> Iterator[tuple[str, Call]]:
+        """Yields each call that waits, with its key."""
+        for key, line in list(self._lines.items()):
+            for call in list(line.values()):
+                yield key, call
 
     def fail_dependents(self, lost: Missing) -> None:
-        """Fails all waits that depend on a lost task."""
-        for wait in self.waiting():
-            if lost.task_id in wait.depends_on:
-                self._fail_for(wait, lost)
+        """Fails all calls that depend on a lost task."""
+        for key, call in self.waiting():
+            if lost.task_id in call.depends_on:
+                call.fail(_will_not_be_set(key, lost))
 
     def fail_unnamed(self, lost: Missing, tasks: Container[int]) -> None:
-        """Fails all waits of `tasks` that do not say on whom they depend."""
-        for wait in self.waiting():
-            if not wait.depends_on and wait.task_id in tasks:
-                self._fail_for(wait, lost)
+        """Fails all calls of `tasks` that do not say on whom they depend."""
+        for key, call in self.waiting():
+            if not call.depends_on and call.task_id in tasks:
+                call.fail(_will_not_be_set(key, lost))
 
-    def _fail_for(self, wait: KeyWait, lost: Missing) -> None:
-        sentence = f"key {wait.key!r} will not be set: {name_gone([lost])}"
-        self.fail(wait, Status(Code.UNAVAILABLE, sentence, missing=(lost,)))
-
-    def try_get(self, call: Any, key: str) -> None:
+    def try_get(self, call: Call, key: str) -> None:
         """Answers at once, NOT_FOUND where there is no such key."""
         key = normalise(key)
         value = self.values.get(key)
         if value is None:
-            self._completions.fail(call, Status(Code.NOT_FOUND, f"Config key {key} not found."))
+            call.refuse(Code.NOT_FOUND, f"Config key {key} not found.")
         else:
-            self._completions.succeed(call, (key, value))
+            call.succeed((key, value))
 
-    def increment(self, call: Any, key: str, by: int) -> None:
+    def increment(self, call: Call, key: str, by: int) -> None:
         """Adds to a counter, kept as decimal text, that begins at 0."""
         key = normalise(key)
         text = self.values.get(key, b"0")
@@ -228,26 +154,20 @@ class Keys:
                 f"{what} Key {key!r} cannot be incremented by {by}: expected a 64-bit decimal"
                 " number"
             )
-            status = Status(Code.FAILED_PRECONDITION, sentence, from_service=False)
-            self._completions.fail(call, status)
+            call.fail(Status(Code.FAILED_PRECONDITION, sentence, from_service=False))
             return
         value = str(number).encode()
-        refusal = self.put(key, value)
-        if refusal is None:
-            self._completions.succeed(call, (key, value))
-        else:
-            self._completions.fail(call, refusal)
+        _answer(call, self.put(key, value), (key, value))
 
-    def list_dir(self, call: Any, key: str) -> None:
+    def list_dir(self, call: Call, key: str) -> None:
         """Answers with all keys below a directory, in order."""
-        below = self._below(normalise(key))
-        self._completions.succeed(call, [(name, self.values[name]) for name in below])
+        call.succeed([(name, self.values[name]) for name in self._below(normalise(key))])
 
     def _below(self, key: str) -> list[str]:
         first = bisect.bisect_left(self._order, key + "/")
         return self._order[first : bisect.bisect_left(self._order, key + "0")]  # "0" follows "/"
 
-    def delete(self, call: Any, key: str) -> None:
+    def delete(self, call: Call, key: str) -> None:
         """Deletes a key and all below it; it is no error if there is none."""
         key = normalise(key)
         below = self._below(key)
@@ -259,7 +179,7 @@ class Keys:
         if key in self.values:
             del self._order[bisect.bisect_left(self._order, key)]
             self._drop_value(key)
-        self._completions.succeed(call)
+        call.succeed()
 
     def _drop_value(self, key: str) -> None:
         if self._latest[0] == key:
@@ -272,6 +192,24 @@ class Keys:
         self.values = dict(values)
         self._order = sorted(values)
         self.total_bytes = sum(len(key) + len(value) for key, value in values.items())
+
+
+def _answer(call: Call, refusal: Status | None, value: object = None) -> None:
+    """Answers a call that sets keys."""
+    if refusal is None:
+        call.succeed(value)
+    else:
+        call.fail(refusal)
+
+
+def _not_set(key: str, waited_s: float) -> Status:
+    sentence = f"key {key!r} was not set within {waited_s:.1f} s"
+    return Status(Code.DEADLINE_EXCEEDED, sentence, from_service=False)
+
+
+def _will_not_be_set(key: str, lost: Missing) -> Status:
+    sentence = f"key {key!r} will not be set: {name_gone([lost])}"
+    return Status(Code.UNAVAILABLE, sentence, missing=(lost,))
 
 
 def _exhausted(sentence: str) -> Status:

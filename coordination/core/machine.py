@@ -2,12 +2,11 @@
 socket, thread, lock or clock.
 
 The state is the tasks of one job, its keys and its barriers. An event is a method call. An effect
-is a `Completion`, appended to `completions`: it ends a `call`, which is any hashable that stands
-for a waiting caller. The same events at the same times give the same effects, so every transport,
-the tests and the simulator drive this machine. Each part holds its own transitions: `registration`
-(how tasks come), `shutdown_barrier` (how they leave together), `barriers`, `keys`, `watches`,
-`liveness`, `devices`; `task_table` holds the states of a task. Transitions that span the parts are
-here:
+is the answer to a `Call`, which then stands among the machine's `answers`. The same events at the
+same times give the same effects, so every transport, the tests and the simulator drive this
+machine. Each part holds its own transitions: `registration` (how tasks come), `shutdown_barrier`
+(how they leave together), `barriers`, `keys`, `watches`, `polls`, `liveness`, `devices`;
+`task_table` holds the states of a task. Transitions that span the parts are here:
 
 - A task that is lost (silent too long, shut down, or in error) fails at once every barrier that it
   takes part in.
@@ -20,6 +19,7 @@ here:
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -28,27 +28,16 @@ from typing import Any
 from ..limits import Config
 from ..names import NEXT_KEY
 from .barriers import Arrival, Barriers, repeated
+from .calls import Call, Timers
 from .devices import Devices
 from .events import EventLog
+from .gathering import ShutdownBarrier
 from .keys import Keys
 from .liveness import LivenessBarrier
 from .registration import Registration
-from .shutdown_barrier import ShutdownBarrier
-from .status import (
-    KEY,
-    TASK,
-    Changes,
-    Code,
-    Completions,
-    Encodings,
-    Status,
-    clip,
-    name_gone,
-    name_processes,
-)
+from .status import KEY, TASK, Changes, Code, Encodings, Status, clip, name_gone, name_processes
 from .task_table import Participants, Task, TaskState, TaskTable
-from .timers import Timers
-from .watches import TaskWatches
+from .watches import Polls, TaskWatches
 
 _SCAN_INTERVAL_S = 1.0
 # Keys that a thread of ours waits for in every healthy process.
@@ -67,42 +56,34 @@ class Machine:
     def __init__(self, config: Config, now: float) -> None:
         self.config = config
         self.started = now
-        self.completions = Completions()
+        self.answers: list[Call] = []
         self.timers = Timers()
         self.encodings = Encodings()
         self.changes = Changes()
         self.events = EventLog(config.limits.events, self.changes)
-        self.task_table = TaskTable(config.num_tasks, self.events, self.changes)
+        self.task_table = TaskTable(config.num_tasks, self.events, self.changes, self._fail_needy)
         self.participants = Participants(config.limits, self.task_table.everyone)
-        waits = (self.task_table, self.timers, self.completions)
-        self.keys = Keys(config.limits, self.timers, self.completions, self.changes)
+        self.keys = Keys(config.limits, self.timers, self.changes)
+        tasks = (self.task_table, self.timers)
         self.barriers = Barriers(
-            config.limits, *waits, changes=self.changes, recoverable=config.recoverable
+            config.limits, *tasks, self.changes, recoverable=config.recoverable
         )
-        self.watches = TaskWatches(self.task_table, self.completions)
-        self.liveness = LivenessBarrier(config.limits, *waits, changes=self.changes)
-        self.devices = Devices(config.num_tasks, self.completions)
-        self.registration = Registration(
-            config,
-            *waits,
-            lose=self._lose,
-            propagate=self._propagate,
-            connected=self._tasks_changed,
-            replace=self.barriers.fail_replaced,
-        )
-        self.shutdown_barrier = ShutdownBarrier(
-            *waits, leave=self._leave, propagate=self._propagate
-        )
-        self.error: Status | None = None  # the first error that is everyone's
+        self.watches = TaskWatches(self.task_table)
+        self.polls = Polls(config, self.task_table, self.changes)
+        self.liveness = LivenessBarrier(config.limits, *tasks, self.changes)
+        self.devices = Devices(config.num_tasks)
+        self.registration = Registration(config, *tasks, polls=self.polls, barriers=self.barriers)
+        self.shutdown_barrier = ShutdownBarrier(*tasks, self.polls)
         self._saved_step: int | None = None
-        self._polls: dict[int, Any] = {}  # task: the call that waits for an error
         self._next_scan = now + _SCAN_INTERVAL_S
         self.fenced: list[int] = []  # tasks that were given up, whose Sessions are to end
 
-    def load(self, *, gathered: bool, error: Status | None) -> None:
-        """Puts in what a journal holds of the job as a whole."""
-        self.registration.load(gathered)
-        self.error = error
+    def take_answers(self) -> list[Call]:
+        """Returns the calls that were answered since the last call, for who sends that."""
+        self.watches.notify()
+        taken = self.answers[:]
+        self.answers.clear()
+        return taken
 
     def take_fenced(self) -> list[int]:
         """Returns the tasks given up since the last call: the service ends their Sessions."""
@@ -151,12 +132,6 @@ class Machine:
             task.trust()
         return known
 
-    def _fail_call(self, call: Any, code: Code, sentence: str) -> None:
-        self.completions.fail(call, Status(code, sentence))
-
-    def _no_such_task(self, call: Any, task_id: int) -> None:
-        self.completions.fail(call, self.task_table.no_such_task(task_id))
-
     def seen(self, task_id: int, now: float) -> None:
         """Notes a sign of life on a Session."""
         self.task_table.tasks[task_id].heard(now)
@@ -167,42 +142,37 @@ class Machine:
 
     # --- Lives of tasks
 
-    def heartbeat(self, call: Any, task_id: int, incarnation: int, now: float) -> None:
-        """Answers an agent's sign of life with the state of its task."""
-        task = self.task_table.get(task_id)
+    def heartbeat(self, call: Call) -> None:
+        """Answers a sign of life with the state of its task."""
+        task = self.task_table.get(call.task_id)
         if task is None:
-            self._no_such_task(call, task_id)
+            call.fail(self.task_table.no_such_task(call.task_id))
         elif task.error is not None:
-            self.completions.fail(call, task.error)
+            call.fail(task.error)
+        elif call.session:
+            call.succeed(self.config.incarnation)
         elif task.agent == 0 or task.state is not TaskState.CONNECTED:
             sentence = (
-                f"process {task_id} is not registered; expected a registration before a heartbeat"
+                f"process {call.task_id} is not registered; expected a registration before a"
+                " heartbeat"
             )
-            self._fail_call(call, Code.INVALID_ARGUMENT, sentence)
-        elif task.agent != incarnation:
+            call.refuse(Code.INVALID_ARGUMENT, sentence)
+        elif task.agent != call.incarnation:
             sentence = (
-                f"process {task_id} has been restarted; this heartbeat is from a former life of it"
+                f"process {call.task_id} has been restarted; this heartbeat is from a former life"
+                " of it"
             )
-            self._fail_call(call, Code.ABORTED, sentence)
+            call.refuse(Code.ABORTED, sentence)
         else:
             # A Session is silent while a call of C holds the interpreter, and the agent's threads
             # go on. One whose stream is gone is another matter: its client has given up.
             if not task.session or task.attached:
-                task.heard(now)
-            self.completions.succeed(call, self.config.incarnation)
+                task.heard(call.came)
+            call.succeed(self.config.incarnation)
 
-    def heartbeat_session(self, call: Any, task_id: int) -> None:
-        """Answers a Session's sign of life with the state of its task."""
-        error = self.task_table.tasks[task_id].error
-        if error is None:
-            self.completions.succeed(call, self.config.incarnation)
-        else:
-            self.completions.fail(call, error)
-
-    def states(self, call: Any, task_ids: Sequence[int]) -> None:
+    def states(self, call: Call, task_ids: Sequence[int]) -> None:
         """Answers with those of `task_ids` that the job has."""
-        there = [task_id for task_id in task_ids if self.task_table.get(task_id) is not None]
-        self.completions.succeed(call, there)
+        call.succeed([each for each in task_ids if self.task_table.get(each) is not None])
 
     def tick(self, now: float) -> None:
         """Lets time pass: expires deadlines and, once a second, fails the tasks that have fallen
@@ -251,7 +221,7 @@ class Machine:
         """
         if not self.registration.gathered:
             if not task.attached:
-                self._lose(task, TaskState.DISCONNECTED, now)
+                self.task_table.lose(task, TaskState.DISCONNECTED, now)
             return
         who = name_processes(self.task_table.missing([task.task_id], now))
         self._end_life(task, f"{who} is lost: {why}", now)
@@ -277,7 +247,7 @@ class Machine:
         task.note_end(exit_code)
         if not self.registration.gathered:
             task.end_life()
-            self._lose(task, TaskState.DISCONNECTED, now)
+            self.task_table.lose(task, TaskState.DISCONNECTED, now)
             return None
         who = name_processes(self.task_table.missing([task_id], now))
         self._end_life(task, f"{who} is lost", now)
@@ -294,138 +264,88 @@ class Machine:
         """Takes no process in any more: those that outlive the attempt join another."""
         self.registration.end_attempt(Status(Code.ABORTED, why))
 
-    def report_error(
-        self, call: Any, task_id: int, code: int, message: str, now: float, *, session: bool = True
-    ) -> None:
+    def report_error(self, call: Call, code: int, message: str) -> None:
         """Puts a task into ERROR at its own request. An agent beside a Session speaks for itself
         alone, and is let go.
         """
-        task = self.task_table.get(task_id)
+        task = self.task_table.get(call.task_id)
         if task is None:
-            self._no_such_task(call, task_id)
+            call.fail(self.task_table.no_such_task(call.task_id))
             return
+        who = f"process {call.task_id}"
         if task.state is not TaskState.CONNECTED:
-            sentence = f"process {task_id} is not connected"
-            self._fail_call(call, Code.FAILED_PRECONDITION, sentence)
+            call.refuse(Code.FAILED_PRECONDITION, f"{who} is not connected")
             return
-        self.completions.succeed(call)
-        if task.session and not session:
+        call.succeed()
+        if task.session and not call.session:
             self._drop_agent(task)
             return
         known = Code(code) if 0 < code <= Code.UNAUTHENTICATED else Code.UNKNOWN
-        text = clip(message, self.config.limits.error_bytes)
-        sentence = f"process {task_id} reported: {text}"
-        self._fail(task, Status(known, sentence, source_task=task_id, reported=True), now)
+        sentence = f"{who} reported: {clip(message, self.config.limits.error_bytes)}"
+        self._fail(
+            task, Status(known, sentence, source_task=call.task_id, reported=True), call.came
+        )
 
     def _fail(self, task: Task, error: Status, now: float) -> None:
-        self._lose(task, TaskState.ERROR, now, error)
-        self._propagate(error)
+        self.task_table.lose(task, TaskState.ERROR, now, error)
+        self.polls.propagate(error)
 
-    def _lose(self, task: Task, state: TaskState, now: float, error: Status | None = None) -> None:
-        """Moves a task out of CONNECTED, and fails what needed it."""
-        self.task_table.move(task, state, now, error)
+    def _fail_needy(self, task: Task, now: float) -> None:
+        """Fails what needs a task that is lost."""
         (lost,) = self.task_table.missing([task.task_id], now)
         self.barriers.fail_lost(task.task_id, now)
         self.keys.fail_dependents(lost)
-        if self.devices.waiting:
-            sentence = f"devices cannot be enumerated: {name_gone([lost])}"
-            self.devices.fail(Status(Code.INTERNAL, sentence, missing=(lost,)))
+        sentence = f"devices cannot be enumerated: {name_gone([lost])}"
+        self.devices.fail(Status(Code.INTERNAL, sentence, missing=(lost,)))
         self.shutdown_barrier.resolve(now)
-        self._end_poll(task, error)
-        self._tasks_changed()
-
-    def _end_poll(self, task: Task, error: Status | None = None) -> None:
-        poll = self._polls.pop(task.task_id, None)
-        if poll is not None:
-            over = Status(Code.CANCELLED, f"process {task.task_id} has shut down")
-            self.completions.fail(poll, error or over)
-
-    def _tasks_changed(self) -> None:
+        self.polls.end(task)
         self.liveness.resolve()
-        self.watches.notify()
 
-    def _propagate(self, error: Status) -> None:
-        """Makes an error everyone's, unless the job is recoverable."""
-        if self.config.recoverable:
-            return
-        if self.error is None:
-            self.error = error
-            # the journal writes the job's error when it writes a task
-            self.changes.mark(TASK, error.source_task or 0)
-        self.completions.fail_all(self._polls.values(), error)
-        self._polls = {}
-
-    def poll_for_error(self, call: Any, task_id: int) -> None:
-        """Answers with the first error that is everyone's; never with success, which would crash
-        jaxlib's client.
-        """
-        task = self.task_table.get(task_id)
-        if task is None:
-            self._no_such_task(call, task_id)
-            return
-        error = task.error or self.error
-        if error is not None:
-            self.completions.fail(call, error)
-        elif task.state is not TaskState.CONNECTED:
-            sentence = f"process {task_id} is not registered; expected a registration before a poll"
-            self._fail_call(call, Code.FAILED_PRECONDITION, sentence)
-        elif self.config.survivable:
-            sentence = "errors are reported at the next call: the service may be restarted"
-            self._fail_call(call, Code.CANCELLED, sentence)
-        else:
-            older = self._polls.get(task_id)
-            if older is not None:
-                self._fail_call(older, Code.CANCELLED, "a newer poll took this one's place")
-            self._polls[task_id] = call
-
-    def shut_down(
-        self, call: Any, task_id: int, session: bool, now: float, timeout_s: float | None = None
-    ) -> None:
+    def shut_down(self, call: Call) -> None:
         """Shuts a task down: with all others at the shutdown barrier, or alone where the job is
         recoverable or there is no time to wait.
         """
-        task = self.task_table.get(task_id)
-        timeout_s = self.config.shutdown_timeout_s if timeout_s is None else timeout_s
+        task = self.task_table.get(call.task_id)
+        if call.deadline == math.inf:
+            call.wait_until(call.came + self.config.shutdown_timeout_s)
         if task is None:
-            self._no_such_task(call, task_id)
+            call.fail(self.task_table.no_such_task(call.task_id))
         elif task.state is not TaskState.CONNECTED:
             # An error would abort jaxlib's client, which only wants to end.
-            if session and task.error is not None:
-                self.completions.fail(call, task.error)
+            if call.session and task.error is not None:
+                call.fail(task.error)
             else:
-                self.completions.succeed(call)
-        elif not session and task.session:  # the agent goes; the process stays, by its Session
-            self.completions.succeed(call)
+                call.succeed()
+        elif not call.session and task.session:  # the agent goes; the process stays, by its Session
+            call.succeed()
             self._drop_agent(task)
-        elif self.config.recoverable or timeout_s <= 0:
-            self.completions.succeed(call)
-            self._leave(task, now)
+        elif self.config.recoverable or call.deadline <= call.came:
+            call.succeed()
+            self.task_table.leave(task, call.came)
         else:
-            self.shutdown_barrier.arrive(call, task_id, now, timeout_s)
+            self.shutdown_barrier.arrive(call)
 
     def _drop_agent(self, task: Task) -> None:
         self.task_table.set_agent(task, 0)
-        self._end_poll(task)
+        self.polls.end(task)
         self.task_table.touch(task)
-        self._tasks_changed()
-
-    def _leave(self, task: Task, now: float) -> None:
-        task.note_left()
-        self._lose(task, TaskState.DISCONNECTED, now)
-        self.task_table.set_agent(task, 0)
-        self.task_table.set_session(task, 0)
-        task.heard(now)
 
     # --- Keys and barriers
 
-    def barrier(self, arrival: Arrival, now: float, twice: bool = False) -> None:
+    def get(self, call: Call, key: str) -> None:
+        """Answers with a key's value, when it is set; fails where who alone can set it is lost."""
+        self.keys.get(call, key)
+        for lost in self.task_table.missing(call.depends_on & self.task_table.lost, call.came):
+            self.keys.fail_dependents(lost)
+
+    def barrier(self, arrival: Arrival, twice: bool = False) -> None:
         """Lets a task arrive at a barrier; `twice` says that its call named a task so."""
         if twice:
-            self.completions.fail(arrival.call, repeated(arrival))
+            arrival.call.fail(repeated(arrival))
         elif not self.task_table.connected(arrival.task_id):
-            self.completions.fail(arrival.call, self._not_connected(arrival.task_id, now))
+            arrival.call.fail(self._not_connected(arrival.task_id, arrival.call.came))
         else:
-            self.barriers.arrive(arrival, now)
+            self.barriers.arrive(arrival)
 
     def _not_connected(self, task_id: int, now: float) -> Status:
         task = self.task_table.get(task_id)
@@ -445,9 +365,7 @@ class Machine:
 
     def report(
         self,
-        call: Any,
-        task_id: int,
-        now: float,
+        call: Call,
         *,
         values: Mapping[str, float] = MappingProxyType({}),
         again: bool = False,
@@ -456,6 +374,8 @@ class Machine:
         """Notes how far a process has come. `given` are fields of TaskProgress; what is None keeps
         its value. What is reported `again`, lest a service that was restarted lack it, is no news.
         """
+        task_id = call.task_id
+        now = call.came
         task = self.task_table.tasks[task_id]
         most = self.config.limits.report_values
         count = len(task.progress.values.keys() | values.keys())
@@ -464,7 +384,7 @@ class Machine:
                 f"a report of {count} values; expected at most {most}, with names of at most 100"
                 " characters"
             )
-            self._fail_call(call, Code.RESOURCE_EXHAUSTED, sentence)
+            call.refuse(Code.RESOURCE_EXHAUSTED, sentence)
             return
         trouble = clip(given.get("trouble") or "", self.config.limits.error_bytes)
         if given.get("trouble") is not None:
@@ -478,7 +398,7 @@ class Machine:
             self._note_save(saved_step, now, again=again)
         if trouble and not again:
             self.events.note("trouble", f"process {task_id}: {trouble}", now, task_id)
-        self.completions.succeed(call)
+        call.succeed()
 
     def _note_save(self, saved_step: int, now: float, *, again: bool) -> None:
         """Notes a step that is saved, once for the job."""
@@ -492,39 +412,12 @@ class Machine:
         """Returns how many calls of each task's program wait. What a thread of ours waits for all
         the time is not counted.
         """
-        waits = [wait.task_id for wait in self.keys.waiting() if not wait.key.startswith(OUR_WAITS)]
+        waits = [call for key, call in self.keys.waiting() if not key.startswith(OUR_WAITS)]
         for barrier in self.barriers.open.values():
-            waits.extend(barrier.waiting)
-        waits.extend(self.registration.waiting())
-        waits.extend(self.shutdown_barrier.waiting())
-        return Counter(task_id for task_id in waits if self.task_table.get(task_id) is not None)
-
-    # --- Calls that go away
-
-    def drop(self, call: Any) -> None:
-        """Forgets a call whose client has gone away, without an answer."""
-        parts = (
-            self.keys,
-            self.devices,
-            self.watches,
-            self.liveness,
-            self.registration,
-            self.shutdown_barrier,
-        )
-        if any(part.drop(call) for part in parts):
-            return
-        for task_id, poll in self._polls.items():
-            if poll is call:
-                del self._polls[task_id]
-                return
-        self._drop_at_barrier(call)
-
-    def _drop_at_barrier(self, call: Any) -> None:
-        for barrier in self.barriers.open.values():
-            for task_id, waiting in barrier.waiting.items():
-                if waiting is call:
-                    del barrier.waiting[task_id]
-                    return
+            waits.extend(barrier.waiting.values())
+        for line in (self.registration.agents, self.registration.sessions, self.shutdown_barrier):
+            waits.extend(line.values())
+        return Counter(each.task_id for each in waits if self.task_table.get(each.task_id))
 
     def touch_all(self) -> None:
         """Has a journal that begins anew write everything."""
@@ -553,7 +446,7 @@ class Machine:
         """
         if self.registration.gathered or self.task_table.connected_count:
             return False
-        if self.registration.waiting():
+        if self.registration.agents or self.registration.sessions:
             return False
         return any(task.last_seen is not None for task in self.task_table.tasks)
 

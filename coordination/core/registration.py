@@ -8,22 +8,17 @@ agent, or an agent that registers beside a Session, is of the same life.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any
-
 from ..limits import Config
-from .status import Code, Completions, Missing, Status, beyond, name_processes
+from .barriers import Barriers
+from .calls import Call, Line, Timers
+from .status import Code, Status
 from .task_table import Task, TaskState, TaskTable
-from .timers import Timers, Wait
+from .watches import Polls
 
 
 class Registration:
     """Holds the calls that wait for the job to be complete; `gathered` says whether all tasks have
     been connected at one time.
-
-    `lose` ends a life, `propagate` makes an error everyone's, `connected` is called when tasks have
-    been connected, `replace` when a process registers another agent beside its Session.
     """
 
     def __init__(
@@ -31,28 +26,18 @@ class Registration:
         config: Config,
         task_table: TaskTable,
         timers: Timers,
-        completions: Completions,
         *,
-        lose: Callable[[Task, TaskState, float], None],
-        propagate: Callable[[Status], None],
-        connected: Callable[[], None],
-        replace: Callable[[int, int], None],
+        polls: Polls,
+        barriers: Barriers,
     ) -> None:
         self._config = config
         self._task_table = task_table
-        self._timers = timers
-        self._completions = completions
-        self._lose = lose
-        self._propagate = propagate
-        self._connected = connected
-        self._replace = replace
+        self._polls = polls
+        self._barriers = barriers
         self.gathered = False
         self._over: Status | None = None  # why nobody is taken in any more
-        self._registering: dict[int, Wait] = {}
-        self._gathering: dict[Any, Wait] = {}
-        self._seen: tuple[float, int, int] | None = None
-        self._absent: list[int] = []
-        self._missing: tuple[Missing, ...] = ()
+        self.agents = Line(timers, self._timed_out)  # those that register
+        self.sessions = Line(timers, self._timed_out)
 
     def load(self, gathered: bool) -> None:
         """Puts in what a journal holds."""
@@ -60,10 +45,9 @@ class Registration:
 
     # --- Agents
 
-    def register(
-        self, call: Any, task_id: int, incarnation: int, now: float, deadline: float = math.inf
-    ) -> None:
+    def register(self, call: Call) -> None:
         """Registers an agent; answers when every task of the job has come."""
+        task_id = call.task_id
         task = self._task_table.get(task_id)
         if task is None:
             count = len(self._task_table)
@@ -71,43 +55,33 @@ class Registration:
                 f"Unexpected task registered with task={task_id}: the job has {count}, 0 to"
                 f" {count - 1}"
             )
-            self._completions.fail(call, Status(Code.INVALID_ARGUMENT, sentence))
+            call.refuse(Code.INVALID_ARGUMENT, sentence)
             return
         # Profile A's calls name no process: an incarnation that two processes shared would let one
         # speak for the other.
-        if self._task_table.by_agent.get(incarnation, task_id) != task_id:
+        if self._task_table.by_agent.get(call.incarnation, task_id) != task_id:
             sentence = (
                 f"process {task_id} came with the incarnation of another; expected a random number"
             )
-            self._completions.fail(call, Status(Code.INVALID_ARGUMENT, sentence))
+            call.refuse(Code.INVALID_ARGUMENT, sentence)
             return
-        if incarnation in task.former:
-            self._completions.fail(call, self._task_table.fenced(task))
+        if call.incarnation in task.former:
+            call.fail(self._task_table.fenced(task))
             return
         if self._over is not None:
-            self._completions.fail(call, self._over)
+            call.fail(self._over)
             return
-        self._void_older(task_id, incarnation)
-        refusal = self._may_register(task, incarnation)
+        older = self.agents.get(task_id)
+        is_new = older is not None and older.incarnation != call.incarnation
+        refusal = self._may_register(task, call.incarnation)
         if refusal is not None:
-            self._completions.fail(call, refusal)
-            self._propagate(refusal)
+            call.fail(refusal)
+            self._polls.propagate(refusal)
             return
         if not task.session:
-            task.heard(now)
-        wait = Wait(call, task_id, now, self, incarnation=incarnation)
-        self._registering[task_id] = wait
-        self._timers.add(deadline, wait)
-        self._gather(now)
-
-    def _void_older(self, task_id: int, incarnation: int) -> None:
-        """Ends the registration whose place a newer one of the same task takes."""
-        older = self._registering.pop(task_id, None)
-        if older is not None:
-            older.end()
-            code = Code.CANCELLED if older.incarnation == incarnation else Code.ALREADY_EXISTS
-            sentence = f"process {task_id} has registered anew; this registration is void"
-            self._completions.fail(older.call, Status(code, sentence))
+            task.heard(call.came)
+        self.agents.replace(call, Code.ALREADY_EXISTS if is_new else Code.CANCELLED)
+        self._gather(call.came)
 
     def _may_register(self, task: Task, incarnation: int) -> Status | None:
         may_come = (TaskState.UNINITIALIZED, TaskState.DISCONNECTED)
@@ -177,7 +151,7 @@ class Registration:
         sentence = f"process {task.task_id} cannot come back, the job is not recoverable: {cause}"
         status = Status(Code.ABORTED, sentence, source_task=task.task_id)
         if task.error is None:
-            self._propagate(status)
+            self._polls.propagate(status)
         return status
 
     def _begin_life(self, task: Task, now: float) -> None:
@@ -186,7 +160,7 @@ class Registration:
         """
         if task.state is TaskState.CONNECTED and task.session:
             task.end_life()
-            self._lose(task, TaskState.DISCONNECTED, now)
+            self._task_table.lose(task, TaskState.DISCONNECTED, now)
             self._task_table.set_agent(task, 0)
         elif task.state is not TaskState.CONNECTED:
             self._task_table.set_agent(task, 0)
@@ -196,31 +170,29 @@ class Registration:
 
     def held(self, task_id: int) -> bool:
         """Returns whether a task is connected or waits to be."""
-        return self._task_table.connected(task_id) or task_id in self._registering
+        return self._task_table.connected(task_id) or task_id in self.agents
 
-    def wait_for_all(self, call: Any, task_id: int, now: float, deadline: float) -> None:
+    def wait_for_all(self, call: Call) -> None:
         """Answers a Session when every task of the job has come."""
         if self._over is not None:
-            self._completions.fail(call, self._over)
+            call.fail(self._over)
             return
-        wait = self._gathering[call] = Wait(call, task_id, now, self)
-        self._timers.add(deadline, wait)
-        self._gather(now)
+        self.sessions.enter(call)
+        self._gather(call.came)
 
     def end_attempt(self, why: Status) -> None:
         """Fails those that wait for all, now and later: there is another attempt to join."""
         self._over = why
-        for wait in [*self._gathering.values(), *self._registering.values()]:
-            self._end(wait)
-            self._completions.fail(wait.call, why)
+        self.sessions.fail(why)
+        self.agents.fail(why)
 
     def _gather(self, now: float) -> None:
         """Connects the agents that register, once all tasks have come."""
         if not self.gathered:
-            if self._task_table.connected_count + len(self._registering) < len(self._task_table):
+            if self._task_table.connected_count + len(self.agents) < len(self._task_table):
                 return  # counts answer nearly all who come, without a look at all who wait
             here = self._task_table.connected_count + sum(
-                not self._task_table.connected(task_id) for task_id in self._registering
+                not self._task_table.connected(task_id) for task_id in self.agents
             )
             if here < len(self._task_table):
                 return
@@ -229,17 +201,11 @@ class Registration:
             for task in self._task_table.tasks:
                 if task.attached:
                     task.heard(now)
-        for wait in self._registering.values():
-            wait.end()
+        for task_id, call in self.agents.items():
             # before the answer: an agent sends its first heartbeat after it
-            self._connect_agent(self._task_table.tasks[wait.task_id], wait.incarnation, now)
-            self._completions.succeed(wait.call, self._config.incarnation)
-        for call, wait in self._gathering.items():
-            wait.end()
-            self._completions.succeed(call, self._config.incarnation)
-        self._registering = {}
-        self._gathering = {}
-        self._connected()
+            self._connect_agent(self._task_table.tasks[task_id], call.incarnation, now)
+        self.agents.succeed(self._config.incarnation)
+        self.sessions.succeed(self._config.incarnation)
 
     def _connect_agent(self, task: Task, incarnation: int, now: float) -> None:
         if not task.session or task.state is not TaskState.CONNECTED:
@@ -248,9 +214,9 @@ class Registration:
             return
         if task.state is TaskState.CONNECTED and task.agent and not task.session:
             task.end_life()
-            self._lose(task, TaskState.DISCONNECTED, now)
+            self._task_table.lose(task, TaskState.DISCONNECTED, now)
         elif task.agent:
-            self._replace(task.task_id, task.agent_since)
+            self._barriers.fail_replaced(task.task_id, task.agent_since)
         if task.state is TaskState.CONNECTED:
             self._task_table.set_agent(task, incarnation)
             self._task_table.touch(task)
@@ -259,49 +225,10 @@ class Registration:
             self._task_table.set_agent(task, incarnation)
             self._task_table.move(task, TaskState.CONNECTED, now)
 
-    def time_out(self, wait: Wait, now: float) -> None:
-        """Ends a wait with the names of those that have not come."""
-        self._look(now)
+    def _timed_out(self, now: float, since: float) -> Status:
+        """Returns the error of those whose time is over, with those that have not come."""
         total = len(self._task_table)
-        count = len(self._absent)
-        self._end(wait)
-        sentence = (
-            f"{total - count} of {total} registered, missing"
-            f" {name_processes(self._missing, count)}; waited {now - wait.since:.1f} s"
-        )
-        status = Status(
-            Code.DEADLINE_EXCEEDED,
-            sentence,
-            missing=self._missing,
-            absent=beyond(self._missing, self._absent),
-        )
-        self._completions.fail(wait.call, status)
-
-    def _look(self, now: float) -> None:
-        """Looks who has not come; a thousand waits that end at one moment share one look."""
-        seen = (now, self._task_table.version, len(self._registering))
-        if self._seen == seen:
-            return
-        self._seen = seen
-        everyone = self._task_table.everyone
-        self._absent = [task_id for task_id in everyone if not self.held(task_id)]
-        self._missing = self._task_table.missing(self._absent, now)
-
-    def waiting(self) -> list[int]:
-        """Returns the task of each call that waits."""
-        return [*self._registering, *(wait.task_id for wait in self._gathering.values())]
-
-    def drop(self, call: Any) -> bool:
-        """Forgets a call whose client has gone away; returns whether it waited here."""
-        wait = self._gathering.get(call) or next(
-            (each for each in self._registering.values() if each.call is call), None
-        )
-        if wait is not None:
-            self._end(wait)
-        return wait is not None
-
-    def _end(self, wait: Wait) -> None:
-        wait.end()
-        self._gathering.pop(wait.call, None)
-        if self._registering.get(wait.task_id) is wait:
-            del self._registering[wait.task_id]
+        absent = [task_id for task_id in self._task_table.everyone if not self.held(task_id)]
+        came = f"{total - len(absent)} of {total} registered, missing"
+        waited = f"; waited {now - since:.1f} s"
+        return self._task_table.lacking(Code.DEADLINE_EXCEEDED, came, absent, now, waited)

@@ -1,13 +1,13 @@
-"""How a call ends: a value, or an error status with its code, its sentence and its facts; and what
-is encoded of them once for many calls. And which rows of a journal have changed. Pure.
+"""The error of a call: a status with its code, its sentence and its facts; and what is encoded once
+of what many calls are answered. And which rows of a journal have changed. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..task_bits import bits_of
 
@@ -139,38 +139,6 @@ class Status:
     mismatch: int | None = None
     missing: tuple[Missing, ...] = ()  # the first MAX_NAMED
     absent: int = 0  # all of them, as bits, where they are more
-
-
-class Completion(NamedTuple):
-    """An effect: `call` ends with `value`, or with `status` where it failed."""
-
-    call: Any
-    value: Any
-    status: Status | None
-
-
-class Completions(list[Completion]):
-    """The effects of a machine, in order. Its parts share one list; who sends them takes them."""
-
-    __slots__ = ()
-
-    def succeed(self, call: Any, value: Any = None) -> None:
-        """Ends a call with a value."""
-        self.append(Completion(call, value, None))
-
-    def fail(self, call: Any, status: Status) -> None:
-        """Ends a call with an error."""
-        self.append(Completion(call, None, status))
-
-    def fail_all(self, calls: Iterable[Any], status: Status) -> None:
-        """Ends calls with one error."""
-        self.extend([Completion(call, None, status) for call in calls])
-
-    def take(self) -> list[Completion]:
-        """Returns what has come since the last call, for who sends it."""
-        taken = self[:]
-        self.clear()
-        return taken
 
 
 META = "meta"

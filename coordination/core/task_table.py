@@ -16,14 +16,25 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from ..limits import Limits
 from ..task_bits import bits_from, tasks_of
 from .events import EventLog
-from .status import LEFT, MAX_NAMED, TASK, Changes, Code, Missing, Status, TaskProgress
+from .status import (
+    LEFT,
+    MAX_NAMED,
+    TASK,
+    Changes,
+    Code,
+    Missing,
+    Status,
+    TaskProgress,
+    beyond,
+    name_processes,
+)
 from .step_rate import StepRate
 
 _FORMER_KEPT = 16  # a process that was started again more often has long ended its first lives
@@ -163,16 +174,26 @@ class Task:
 
 
 class TaskTable:
-    """All tasks of the job. Each change of a task's state raises `version`."""
+    """All tasks of the job. Each change that watchers see raises `version`, and each of a task's
+    state `moves`. `lost(task, now)` is called when a task is no longer CONNECTED.
+    """
 
-    def __init__(self, num_tasks: int, events: EventLog, changes: Changes) -> None:
+    def __init__(
+        self,
+        num_tasks: int,
+        events: EventLog,
+        changes: Changes,
+        lost: Callable[[Task, float], None] = lambda task, now: None,
+    ) -> None:
         self.events = events
         self._changes = changes
+        self._on_loss = lost
         self.tasks = [Task(task_id) for task_id in range(num_tasks)]
         self.everyone = frozenset(range(num_tasks))
         self.by_agent: dict[int, int] = {}  # incarnation of an agent: its task
         self.counts = Counter({TaskState.UNINITIALIZED: num_tasks})
         self.version = 0
+        self.moves = 0
         self.latest_life = 0  # the version at which the latest life began
         # tasks that were CONNECTED and no longer are: no barrier can wait for them
         self.lost: set[int] = set()
@@ -256,8 +277,22 @@ class TaskTable:
             self.lost.discard(task.task_id)
         elif state is not TaskState.UNINITIALIZED:
             self.lost.add(task.task_id)
+        self.moves += 1
         self.touch(task)
         self._note(task, now)
+
+    def lose(self, task: Task, state: TaskState, now: float, error: Status | None = None) -> None:
+        """Moves a task out of CONNECTED, which fails what needs it."""
+        self.move(task, state, now, error)
+        self._on_loss(task, now)
+
+    def leave(self, task: Task, now: float) -> None:
+        """Lets a task go that leaves in order."""
+        task.note_left()
+        self.lose(task, TaskState.DISCONNECTED, now)
+        self.set_agent(task, 0)
+        self.set_session(task, 0)
+        task.heard(now)
 
     def _note(self, task: Task, now: float) -> None:
         host = f" (host {task.host})" if task.host else ""
@@ -310,6 +345,28 @@ class TaskTable:
         """Describes tasks as an error names them: the first MAX_NAMED in order of their ids."""
         named = sorted(task_ids)[:MAX_NAMED]
         return tuple(self._describe(self.tasks[task_id], now) for task_id in named)
+
+    def lacking(
+        self,
+        code: Code,
+        what: str,
+        absent: Collection[int],
+        now: float,
+        end: str = "",
+        *,
+        barrier: tuple[str, int] | None = None,
+    ) -> Status:
+        """Returns the error of calls that wait for tasks in vain: what has come, who has not, and
+        the end of the sentence.
+        """
+        missing = self.missing(absent, now)
+        return Status(
+            code,
+            f"{what} {name_processes(missing, len(absent))}{end}",
+            barrier=barrier,
+            missing=missing,
+            absent=beyond(missing, absent),
+        )
 
     def _describe(self, task: Task, now: float) -> Missing:
         silent_s = None if task.last_seen is None else max(0.0, now - task.last_seen)

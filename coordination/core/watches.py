@@ -1,40 +1,45 @@
-"""Calls that wait for a version of the tasks newer than the one that they know. Pure."""
+"""Calls that wait for news of the tasks: a newer version of them, or an error that is everyone's.
+Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from .status import Code, Completions, Status
-from .task_table import TaskTable
+from ..limits import Config
+from .calls import Call, Line
+from .status import TASK, Changes, Code, Status
+from .task_table import Task, TaskState, TaskTable
 
 
 class TaskWatches:
-    """Holds the waiting calls. Call `notify` after each change of the task table."""
+    """Holds the calls that wait for a newer version than the one that they know. Call `notify`
+    after changes of the task table.
+    """
 
-    def __init__(self, task_table: TaskTable, completions: Completions) -> None:
+    def __init__(self, task_table: TaskTable) -> None:
         self._task_table = task_table
-        self._completions = completions
-        self._versions: dict[Any, int] = {}  # call: the version that it knows
+        self._line = Line()
+        self._known = -1  # the newest version that one of them knows
         self._shared: dict[object, tuple[int, bytes]] = {}
 
-    def watch(self, call: Any, version: int) -> None:
+    def watch(self, call: Call, version: int) -> None:
         """Answers as soon as the tasks are newer than `version`."""
         latest = self._task_table.version
         if version > latest:
             sentence = f"version {version} of the tasks is not yet; the latest is {latest}"
-            self._completions.fail(call, Status(Code.INVALID_ARGUMENT, sentence))
+            call.refuse(Code.INVALID_ARGUMENT, sentence)
         elif version < latest:
-            self._completions.succeed(call, latest)
+            call.succeed(latest)
         else:
-            self._versions[call] = version
+            self.notify()
+            self._known = latest
+            self._line.enter(call)
 
     def notify(self) -> None:
-        """Answers all calls that know an older version than the latest."""
-        latest = self._task_table.version
-        for call in [call for call, version in self._versions.items() if latest > version]:
-            del self._versions[call]
-            self._completions.succeed(call, latest)
+        """Answers all calls where there is a newer version than the one that they know."""
+        if self._task_table.version > self._known:
+            self._line.succeed(self._task_table.version)
 
     def shared(self, kind: object, encode: Callable[[], bytes]) -> bytes:
         """Returns the answer of one kind, which `encode` makes once for each version of the
@@ -46,6 +51,53 @@ class TaskWatches:
             self._shared[kind] = (self._task_table.version, answer)
         return answer
 
-    def drop(self, call: Any) -> bool:
-        """Forgets a call whose client has gone away; returns whether it waited here."""
-        return self._versions.pop(call, None) is not None
+
+class Polls:
+    """Holds the calls that wait for an error, and the first `error` that is everyone's."""
+
+    def __init__(self, config: Config, task_table: TaskTable, changes: Changes) -> None:
+        self._config = config
+        self._task_table = task_table
+        self._changes = changes
+        self._line = Line()
+        self.error: Status | None = None
+
+    def load(self, error: Status | None) -> None:
+        """Puts in what a journal holds."""
+        self.error = error
+
+    def propagate(self, error: Status) -> None:
+        """Makes an error everyone's, unless the job is recoverable."""
+        if self._config.recoverable:
+            return
+        if self.error is None:
+            self.error = error
+            # the journal writes the job's error when it writes a task
+            self._changes.mark(TASK, error.source_task or 0)
+        self._line.fail(error)
+
+    def end(self, task: Task) -> None:
+        """Ends the call of a task that is gone."""
+        if (poll := self._line.get(task.task_id)) is not None:
+            over = Status(Code.CANCELLED, f"process {task.task_id} has shut down")
+            poll.fail(task.error or over)
+
+    def poll(self, call: Call) -> None:
+        """Answers with the first error that is everyone's; never with success, which would crash
+        jaxlib's client.
+        """
+        task = self._task_table.get(call.task_id)
+        if task is None:
+            call.fail(self._task_table.no_such_task(call.task_id))
+        elif (error := task.error or self.error) is not None:
+            call.fail(error)
+        elif task.state is not TaskState.CONNECTED:
+            sentence = (
+                f"process {call.task_id} is not registered; expected a registration before a poll"
+            )
+            call.refuse(Code.FAILED_PRECONDITION, sentence)
+        elif self._config.survivable:
+            sentence = "errors are reported at the next call: the service may be restarted"
+            call.refuse(Code.CANCELLED, sentence)
+        else:
+            self._line.replace(call)

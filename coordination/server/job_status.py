@@ -65,11 +65,11 @@ def status_of(
         journal=journal,
         defects=defects,
     )
-    if shutting_down := machine.shutdown_barrier.waiting():
-        missing = sorted(machine.task_table.everyone - set(shutting_down))
+    if leaving := machine.shutdown_barrier:
+        missing = sorted(machine.task_table.everyone - leaving.keys())
         waiting = [
-            session_pb2.Waiting(task_id=task_id, since_s=now - since)
-            for task_id, since in shutting_down.items()
+            session_pb2.Waiting(task_id=task_id, since_s=now - call.came)
+            for task_id, call in leaving.items()
         ]
         status.barriers.add(barrier_id="shutdown", waiting=waiting, missing=missing, left_s=-1)
     return status
@@ -111,7 +111,7 @@ def left_stacks(machine: Machine, task_id: int) -> bytes:
 def _phase(machine: Machine) -> str:
     if not machine.registration.gathered:
         return "gathering"
-    if machine.shutdown_barrier.waiting() or machine.task_table.lost:
+    if machine.shutdown_barrier or machine.task_table.lost:
         return "ending"
     return "running"
 

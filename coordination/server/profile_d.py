@@ -8,18 +8,18 @@ matches the nth of the others. A get whose time is over is NOT_FOUND.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 from holdfast.proto import distributed_runtime_pb2 as d
 
 from ..core.barriers import Arrival
+from ..core.calls import Call
 from ..core.devices import Node
 from ..core.machine import Machine
-from ..core.status import Code, Status
+from ..core.status import Code
 from ..names import PROFILE_D, Claim
-from .profiles import Call, Caller, Rpc, profile, registered
+from .profiles import Requested, Rpc, profile, registered
 
 _VERSIONS = (1, 2, 3)
 _RENUMBERED = 3  # the version from which on LocalTopologyProto has a boot id
@@ -30,12 +30,12 @@ def _session_of(machine: Machine, version: int) -> int:
     return (machine.config.incarnation & ~_VERSION_BITS) | version
 
 
-def _known(call: Call) -> bool:
+def _known(machine: Machine, call: Requested) -> bool:
     """Returns whether the call names a session of ours; answers the call if not."""
-    if call.request.session_id in [_session_of(call.machine, version) for version in _VERSIONS]:
+    if call.request.session_id in [_session_of(machine, version) for version in _VERSIONS]:
         return True
     sentence = "the session is not one of this service; expected one that Connect has returned"
-    call.fail(Code.INVALID_ARGUMENT, sentence)
+    call.refuse(Code.INVALID_ARGUMENT, sentence)
     return False
 
 
@@ -45,86 +45,67 @@ def _name(call: Call, name: bytes) -> str | None:
         return name.decode()
     except UnicodeDecodeError:
         sentence = f"a name of UTF-8 was expected; found {name[:40]!r}"
-        call.fail(Code.INVALID_ARGUMENT, sentence)
+        call.refuse(Code.INVALID_ARGUMENT, sentence)
         return None
 
 
-def _deadline(call: Call) -> float:
-    return call.now + int(call.request.timeout_milliseconds) / 1000
+def _limit(call: Requested) -> None:
+    """Has a call wait as long as its request says."""
+    call.wait_until(call.came + int(call.request.timeout_milliseconds) / 1000)
 
 
-def _connect(call: Call) -> None:
-    machine, handle, request, caller, now = call
-    version = request.protocol_version
+def _connect(machine: Machine, call: Requested) -> None:
+    version = call.request.protocol_version
     if version not in _VERSIONS:
         sentence = f"protocol version {version} is not spoken here; expected 1, 2 or 3"
-        call.fail(Code.INVALID_ARGUMENT, sentence)
+        call.refuse(Code.INVALID_ARGUMENT, sentence)
         return
-    machine.devices.versions[request.node_id] = version
-    deadline = _deadline(call) if request.timeout_milliseconds > 0 else math.inf
-    machine.registration.register(
-        handle, request.node_id, caller.incarnation, now, deadline=deadline
-    )
+    machine.devices.versions[call.task_id] = version
+    if call.request.timeout_milliseconds > 0:
+        _limit(call)
+    machine.registration.register(call)
 
 
-def _enumerate(call: Call) -> None:
-    if not _known(call):
+def _enumerate(machine: Machine, call: Requested) -> None:
+    if not _known(machine, call):
         return
     topology = call.request.local_topology
     node_id = topology.node_id
-    if not call.machine.task_table.connected(node_id):
+    if not machine.task_table.connected(node_id):
         sentence = f"node {node_id} has not connected; expected Connect before EnumerateDevices"
-        call.fail(Code.INVALID_ARGUMENT, sentence)
+        call.refuse(Code.INVALID_ARGUMENT, sentence)
         return
     devices = sorted(topology.devices, key=lambda device: int(device.local_device_ordinal))
     node = Node(devices, getattr(topology, "boot_id", ""))
-    call.machine.devices.enumerate(call.handle, node_id, node)
+    machine.devices.enumerate(call, node_id, node)
 
 
-def _get(call: Call) -> None:
-    request = call.request
-    if _known(call) and (key := _name(call, request.key)) is not None:
-        sentence = f"key {key!r} was not set within {request.timeout_milliseconds} ms"
-        call.machine.keys.get(
-            call.handle,
-            -1,
-            key,
-            call.now,
-            deadline=_deadline(call),
-            timeout_status=Status(Code.NOT_FOUND, sentence, from_service=False),
-        )
+def _get(machine: Machine, call: Requested) -> None:
+    if _known(machine, call) and (key := _name(call, call.request.key)) is not None:
+        _limit(call)
+        machine.keys.get(call, key)
 
 
-def _set(call: Call) -> None:
-    if _known(call) and (key := _name(call, call.request.key)) is not None:
-        call.machine.keys.insert(call.handle, key, call.request.value, allow_overwrite=True)
+def _set(machine: Machine, call: Requested) -> None:
+    if _known(machine, call) and (key := _name(call, call.request.key)) is not None:
+        machine.keys.insert(call, key, call.request.value, allow_overwrite=True)
 
 
-def _barrier(call: Call) -> None:
-    machine, handle, request, caller, now = call
-    known = _known(call) and registered(call)
-    if known and (name := _name(call, request.barrier_id)) is not None:
-        arrival = Arrival(
-            handle,
-            caller.task_id,
-            machine.task_table.life_of(caller.task_id, caller.incarnation),
-            name,
-            counter=machine.barriers.counter_for(name, caller.task_id),
-            deadline=_deadline(call),
-            participants=frozenset(),
-        )
-        machine.barrier(arrival, now)
+def _barrier(machine: Machine, call: Requested) -> None:
+    known = _known(machine, call) and registered(machine, call)
+    if known and (name := _name(call, call.request.barrier_id)) is not None:
+        _limit(call)
+        machine.barrier(Arrival(call, name, machine.barriers.counter_for(name, call.task_id)))
 
 
-def _heartbeat(call: Call) -> None:
-    if _known(call):
-        caller = call.caller
-        call.machine.heartbeat(call.handle, caller.task_id, caller.incarnation, call.now)
+def _heartbeat(machine: Machine, call: Requested) -> None:
+    if _known(machine, call):
+        machine.heartbeat(call)
 
 
-def _shut_down(call: Call) -> None:
-    if _known(call):
-        call.machine.shut_down(call.handle, call.caller.task_id, False, call.now)
+def _shut_down(machine: Machine, call: Requested) -> None:
+    if _known(machine, call):
+        machine.shut_down(call)
 
 
 def _parse_enumerate(body: bytes) -> Any:
@@ -134,15 +115,15 @@ def _parse_enumerate(body: bytes) -> Any:
     return d.EnumerateDevicesRequest.FromString(body)
 
 
-def _encode_connect(machine: Machine, value: int, caller: Caller) -> bytes:
-    version = machine.devices.versions.get(caller.task_id, 1)
+def _encode_connect(machine: Machine, call: Call) -> bytes:
+    version = machine.devices.versions.get(call.task_id, 1)
     return d.ConnectResponse(session_id=_session_of(machine, version)).SerializeToString()
 
 
-def _encode_devices(machine: Machine, value: list[tuple[int, Node, int]], caller: Caller) -> bytes:
-    newer = machine.devices.versions.get(caller.task_id, 1) >= _RENUMBERED
+def _encode_devices(machine: Machine, call: Call) -> bytes:
+    newer = machine.devices.versions.get(call.task_id, 1) >= _RENUMBERED
     response: Any = d.EnumerateDevicesResponse3() if newer else d.EnumerateDevicesResponse()
-    for node_id, node, first in value:
+    for node_id, node, first in call.value:
         entry = response.global_topology.nodes.add(node_id=node_id)
         if newer:
             entry.boot_id = node.boot_id
@@ -153,8 +134,8 @@ def _encode_devices(machine: Machine, value: list[tuple[int, Node, int]], caller
     return bytes(response.SerializeToString())
 
 
-def _encode_value(machine: Machine, value: tuple[str, bytes], caller: Caller) -> bytes:
-    return d.KeyValueGetResponse(found=True, value=value[1]).SerializeToString()
+def _encode_value(machine: Machine, call: Call) -> bytes:
+    return d.KeyValueGetResponse(found=True, value=call.value[1]).SerializeToString()
 
 
 def _client(request: Any) -> Claim:
@@ -172,7 +153,7 @@ _RPCS = profile(
     {
         "Connect": Rpc(_connect, _encode_connect, claim=_client, waits=True, registers=True),
         "EnumerateDevices": Rpc(_enumerate, _encode_devices, claim=_topology_node, waits=True),
-        "KeyValueGet": Rpc(_get, _encode_value, waits=True),
+        "KeyValueGet": Rpc(_get, _encode_value, waits=True, late=Code.NOT_FOUND),
         "KeyValueSet": Rpc(_set),
         "WaitAtBarrier": Rpc(_barrier),
         "Heartbeat": Rpc(_heartbeat),

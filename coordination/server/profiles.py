@@ -4,18 +4,17 @@ message. One row for each rpc.
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from holdfast.proto import coordination_b_pb2 as b
 from holdfast.proto import coordination_pb2 as a
 from holdfast.proto import session_pb2
 
 from ..core.barriers import Arrival
-from ..core.liveness import Living, Sending
+from ..core.calls import Call
 from ..core.machine import Machine
 from ..core.status import Code, Status
 from ..core.task_table import Task
@@ -29,55 +28,51 @@ from ..names import (
     claim_of,
 )
 
-
-class Caller(NamedTuple):
-    """Who makes a call: an agent (`session` False), or the Session that the call came on."""
-
-    task_id: int
-    incarnation: int
-    session: bool
-    deadline: float = math.inf
-    depends_on: frozenset[int] = frozenset()
-    number: int = 0  # of the call, in each sending of it; 0: it is sent once
-    participants: bytes = b""  # many, as bits
-
-
 _NOBODY: frozenset[int] = frozenset()
 
 
-class Call(NamedTuple):
-    """One call of an rpc, while the machine takes it. `handle` is what the machine ends."""
+class Requested(Call):
+    """One call of an rpc."""
 
-    machine: Machine
-    handle: Any
-    request: Any
-    caller: Caller
-    now: float
+    __slots__ = ("request", "rpc")
 
-    def fail(self, code: Code, sentence: str) -> None:
-        """Ends the call with an error."""
-        self.machine.completions.fail(self.handle, Status(code, sentence))
+    def __init__(self, machine: Machine, rpc: Rpc, request: Any = None, **facts: Any) -> None:
+        super().__init__(machine.answers, **facts)
+        self.rpc = rpc
+        self.request = request
+
+    def run(self, machine: Machine, body: bytes) -> None:
+        """Reads the request, and has the machine take the call."""
+        self.request = self.rpc.parse(body)
+        self.rpc.run(machine, self)
+
+    def encoded(self, machine: Machine) -> bytes:
+        """Returns the message of what it is answered."""
+        encode = self.rpc.encode
+        if not self.rpc.shared:
+            return encode(machine, self)
+        return machine.encodings.of(encode, self.value, lambda: encode(machine, self))
 
 
-def encode_nothing(machine: Machine, value: Any, caller: Caller) -> bytes:
+def encode_nothing(machine: Machine, call: Call) -> bytes:
     """Encodes the response of an rpc that returns nothing."""
     return b""
 
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """One rpc: `run` a call of it, and `encode` its value. `parse` reads its request, and `claim`
-    who calls, where that is not on a Session.
+    """One rpc: `run` a call of it, and `encode` what it is answered. `parse` reads its request, and
+    `claim` who calls, where that is not on a Session.
 
     `waits`: for other tasks, and not at a barrier; the transport reports a client that goes away.
     `registers`: the task is given to the caller. `lost`: a process that was given up is served,
     too; by such a call it learns that it is lost, or ends. `kept`: jaxlib's agents never take the
     call back, so where one goes away unanswered its process has most likely died. `shared`: many
-    calls get one value, which is encoded once.
+    calls get one value, which is encoded once. `late`: the code of a call whose time is over.
     """
 
-    run: Callable[[Call], None]
-    encode: Callable[[Machine, Any, Caller], bytes] = encode_nothing
+    run: Callable[[Machine, Requested], None]
+    encode: Callable[[Machine, Requested], bytes] = encode_nothing
     parse: Callable[[bytes], Any] = bytes
     claim: Callable[[Any], Claim] = claim_of
     waits: bool = False
@@ -85,6 +80,7 @@ class Rpc:
     lost: bool = False
     kept: bool = False
     shared: bool = False
+    late: Code = Code.DEADLINE_EXCEEDED
 
 
 def profile(messages: Any, rpcs: Mapping[str, Rpc]) -> dict[str, Rpc]:
@@ -98,138 +94,84 @@ def profile(messages: Any, rpcs: Mapping[str, Rpc]) -> dict[str, Rpc]:
 # --- Profile A
 
 
-def _register(call: Call) -> None:
-    caller = call.caller
-    registration = call.machine.registration
-    if caller.session:
-        registration.wait_for_all(call.handle, caller.task_id, call.now, caller.deadline)
+def _register(machine: Machine, call: Requested) -> None:
+    if call.session:
+        machine.registration.wait_for_all(call)
     else:
-        registration.register(call.handle, caller.task_id, caller.incarnation, call.now)
+        machine.registration.register(call)
 
 
-def _beat(call: Call) -> None:
-    task_id = call.caller.task_id
-    if call.caller.session:
-        call.machine.heartbeat_session(call.handle, task_id)
-    else:
-        call.machine.heartbeat(call.handle, task_id, call.request.incarnation, call.now)
+def _beat(machine: Machine, call: Requested) -> None:
+    machine.heartbeat(call)
 
 
-def _poll(call: Call) -> None:
-    call.machine.poll_for_error(call.handle, call.caller.task_id)
+def _poll(machine: Machine, call: Requested) -> None:
+    machine.polls.poll(call)
 
 
-def _shut_down(call: Call) -> None:
-    caller = call.caller
-    timeout_s = None if caller.deadline == math.inf else caller.deadline - call.now
-    call.machine.shut_down(
-        call.handle, caller.task_id, caller.session, call.now, timeout_s=timeout_s
-    )
+def _shut_down(machine: Machine, call: Requested) -> None:
+    machine.shut_down(call)
 
 
-def _watch(call: Call) -> None:
-    call.machine.watches.watch(call.handle, call.request.version_number)
+def _watch(machine: Machine, call: Requested) -> None:
+    machine.watches.watch(call, call.request.version_number)
 
 
-def _insert(call: Call) -> None:
+def _insert(machine: Machine, call: Requested) -> None:
     entry = call.request.kv
-    call.machine.keys.insert(call.handle, entry.key, entry.value, call.request.allow_overwrite)
+    machine.keys.insert(call, entry.key, entry.value, call.request.allow_overwrite)
 
 
-def _get(call: Call) -> None:
-    machine, handle, request, caller, now = call
-    machine.keys.get(
-        handle,
-        caller.task_id,
-        request.key,
-        now,
-        deadline=caller.deadline,
-        depends_on=caller.depends_on,
-    )
-    lost = caller.depends_on & machine.task_table.lost
-    for missing in machine.task_table.missing(lost, now):
-        machine.keys.fail_dependents(missing)
+def _get(machine: Machine, call: Requested) -> None:
+    machine.get(call, call.request.key)
 
 
-def _try_get(call: Call) -> None:
-    call.machine.keys.try_get(call.handle, call.request.key)
+def _try_get(machine: Machine, call: Requested) -> None:
+    machine.keys.try_get(call, call.request.key)
 
 
-def _increment(call: Call) -> None:
-    call.machine.keys.increment(call.handle, call.request.key, call.request.increment)
+def _increment(machine: Machine, call: Requested) -> None:
+    machine.keys.increment(call, call.request.key, call.request.increment)
 
 
-def _list_dir(call: Call) -> None:
-    call.machine.keys.list_dir(call.handle, call.request.directory_key)
+def _list_dir(machine: Machine, call: Requested) -> None:
+    machine.keys.list_dir(call, call.request.directory_key)
 
 
-def _delete(call: Call) -> None:
-    call.machine.keys.delete(call.handle, call.request.key)
+def _delete(machine: Machine, call: Requested) -> None:
+    machine.keys.delete(call, call.request.key)
 
 
-def _barrier(call: Call) -> None:
-    _arrive(call, call.request.task_ids)
+def _barrier(machine: Machine, call: Requested) -> None:
+    _arrive(machine, call, call.request.task_ids)
 
 
-def _arrive(call: Call, task_ids: Sequence[int]) -> None:
-    machine, handle, request, caller, now = call
-    named = _participants(call, task_ids)
-    arrival = Arrival(
-        handle,
-        caller.task_id,
-        machine.task_table.life_of(caller.task_id, caller.incarnation),
-        request.barrier_id,
-        counter=request.counter,
-        deadline=now + request.barrier_timeout_in_ms / 1000,
-        participants=named,
-    )
-    machine.barrier(arrival, now, twice=bool(task_ids) and len(named) != len(task_ids))
+def _arrive(machine: Machine, call: Requested, task_ids: Sequence[int]) -> None:
+    request = call.request
+    call.wait_until(call.came + request.barrier_timeout_in_ms / 1000)
+    named = _participants(machine, call, task_ids)
+    arrival = Arrival(call, request.barrier_id, request.counter, named)
+    machine.barrier(arrival, twice=bool(task_ids) and len(named) != len(task_ids))
 
 
-def _participants(call: Call, task_ids: Sequence[int]) -> frozenset[int]:
+def _participants(machine: Machine, call: Call, task_ids: Sequence[int]) -> frozenset[int]:
     """Returns the set of processes that a call is about."""
-    packed = call.caller.participants
-    if packed:
-        return call.machine.participants.of(packed)
+    if call.participants:
+        return machine.participants.of(call.participants)
     return frozenset(task_ids) if task_ids else _NOBODY
 
 
-def _cancel_barrier(call: Call) -> None:
-    machine, handle, request, caller, now = call
-    machine.barriers.cancel(handle, caller.task_id, request.barrier_id, request.counter, now=now)
+def _cancel_barrier(machine: Machine, call: Requested) -> None:
+    machine.barriers.cancel(call, call.request.barrier_id, call.request.counter)
 
 
-def _alive(call: Call) -> None:
-    _ask_who_lives(call, call.request.task_ids)
+def _alive(machine: Machine, call: Requested) -> None:
+    machine.liveness.arrive(call, _participants(machine, call, call.request.task_ids))
 
 
-def _ask_who_lives(call: Call, task_ids: Sequence[int]) -> None:
-    caller = call.caller
-    sending = None
-    if caller.number:
-        life = call.machine.task_table.life_of(caller.task_id, caller.incarnation)
-        sending = Sending(life, caller.number)
-    call.machine.liveness.arrive(
-        call.handle,
-        caller.task_id,
-        _participants(call, task_ids),
-        call.now,
-        deadline=caller.deadline,
-        sending=sending,
-    )
-
-
-def _report_error(call: Call) -> None:
-    machine, handle, request, caller, now = call
-    if registered(call):
-        machine.report_error(
-            handle,
-            caller.task_id,
-            request.error_code,
-            request.error_message,
-            now=now,
-            session=False,
-        )
+def _report_error(machine: Machine, call: Requested) -> None:
+    if registered(machine, call):
+        machine.report_error(call, call.request.error_code, call.request.error_message)
 
 
 def task_info(task: Task, session: bool) -> a.TaskInfo:
@@ -250,45 +192,45 @@ def task_info(task: Task, session: bool) -> a.TaskInfo:
     return info
 
 
-def _encode_registered(machine: Machine, value: int, caller: Caller) -> bytes:
-    return a.RegisterTaskResponse(service_incarnation=value).SerializeToString()
+def _encode_registered(machine: Machine, call: Call) -> bytes:
+    return a.RegisterTaskResponse(service_incarnation=call.value).SerializeToString()
 
 
-def _encode_watch(machine: Machine, value: int, caller: Caller) -> bytes:
+def _encode_watch(machine: Machine, call: Call) -> bytes:
     def encode() -> bytes:
-        tasks = [task_info(task, caller.session) for task in machine.task_table.tasks]
+        tasks = [task_info(task, call.session) for task in machine.task_table.tasks]
         return a.WatchTasksResponse(
             task_state=tasks, version_number=machine.task_table.version
         ).SerializeToString()
 
-    return machine.watches.shared((PROFILE_A, caller.session), encode)
+    return machine.watches.shared((PROFILE_A, call.session), encode)
 
 
-def _encode_kv(machine: Machine, value: tuple[str, bytes], caller: Caller) -> bytes:
-    return a.GetKeyValueResponse(
-        kv=a.KeyValueEntry(key=value[0], value=value[1])
-    ).SerializeToString()
+def _encode_kv(machine: Machine, call: Call) -> bytes:
+    key, value = call.value
+    return a.GetKeyValueResponse(kv=a.KeyValueEntry(key=key, value=value)).SerializeToString()
 
 
-def _encode_dir(machine: Machine, value: list[tuple[str, bytes]], caller: Caller) -> bytes:
+def _encode_dir(machine: Machine, call: Call) -> bytes:
     return a.GetKeyValueDirResponse(
-        kv=[a.KeyValueEntry(key=key, value=held) for key, held in value]
+        kv=[a.KeyValueEntry(key=key, value=held) for key, held in call.value]
     ).SerializeToString()
 
 
-def _encode_barrier(machine: Machine, value: int, caller: Caller) -> bytes:
-    return a.BarrierResponse(counter=value).SerializeToString()
+def _encode_barrier(machine: Machine, call: Call) -> bytes:
+    return a.BarrierResponse(counter=call.value).SerializeToString()
 
 
-def _encode_alive(machine: Machine, value: Sequence[Living], caller: Caller) -> bytes:
-    if caller.session:
+def _encode_alive(machine: Machine, call: Call) -> bytes:
+    if call.session:
         lives = [0] * len(machine.task_table)
-        for each in value:
+        for each in call.value:
             lives[each.task_id] = each.life
         packed = session_pb2.Lives(lives=lives).SerializeToString()
         return session_pb2.LivingTasks(packed=zlib.compress(packed)).SerializeToString()
     return a.GetAliveTasksResponse(
-        alive_task_ids=[each.task_id for each in value], incarnations=[each.agent for each in value]
+        alive_task_ids=[each.task_id for each in call.value],
+        incarnations=[each.agent for each in call.value],
     ).SerializeToString()
 
 
@@ -316,36 +258,36 @@ RPCS_A = profile(
 # --- Profile B, where it differs
 
 
-def registered(call: Call) -> bool:
+def registered(machine: Machine, call: Call) -> bool:
     """Returns whether an agent has registered for the caller's task; answers the call if not.
     Profiles B and D prove nothing more.
     """
-    task_id = call.caller.task_id
-    task = call.machine.task_table.get(task_id)
+    task = machine.task_table.get(call.task_id)
     if task is not None and task.agent:
         return True
-    sentence = f"process {task_id} is not registered; expected a registration first"
-    call.fail(Code.INVALID_ARGUMENT, sentence)
+    sentence = f"process {call.task_id} is not registered; expected a registration first"
+    call.refuse(Code.INVALID_ARGUMENT, sentence)
     return False
 
 
-def _barrier_b(call: Call) -> None:
-    if registered(call):
-        _arrive(call, [task.task_id for task in call.request.tasks])
+def _barrier_b(machine: Machine, call: Requested) -> None:
+    if registered(machine, call):
+        _arrive(machine, call, [task.task_id for task in call.request.tasks])
 
 
-def _cancel_barrier_b(call: Call) -> None:
-    if registered(call):
-        _cancel_barrier(call)
+def _cancel_barrier_b(machine: Machine, call: Requested) -> None:
+    if registered(machine, call):
+        _cancel_barrier(machine, call)
 
 
-def _alive_b(call: Call) -> None:
-    if registered(call):
-        _ask_who_lives(call, [task.task_id for task in call.request.tasks])
+def _alive_b(machine: Machine, call: Requested) -> None:
+    if registered(machine, call):
+        named = frozenset(task.task_id for task in call.request.tasks)
+        machine.liveness.arrive(call, named)
 
 
-def _states_b(call: Call) -> None:
-    call.machine.states(call.handle, [task.task_id for task in call.request.source_task])
+def _states_b(machine: Machine, call: Requested) -> None:
+    machine.states(call, [task.task_id for task in call.request.source_task])
 
 
 def _task_b(task_id: int) -> b.CoordinatedTask:
@@ -369,11 +311,11 @@ def _info_b(task: Task) -> b.CoordinatedTaskStateInfo:
     return info
 
 
-def _encode_registered_b(machine: Machine, value: int, caller: Caller) -> bytes:
-    return b.RegisterTaskResponse(leader_incarnation=value).SerializeToString()
+def _encode_registered_b(machine: Machine, call: Call) -> bytes:
+    return b.RegisterTaskResponse(leader_incarnation=call.value).SerializeToString()
 
 
-def _encode_watch_b(machine: Machine, value: int, caller: Caller) -> bytes:
+def _encode_watch_b(machine: Machine, call: Call) -> bytes:
     def encode() -> bytes:
         tasks = [_info_b(task) for task in machine.task_table.tasks]
         return b.WatchJobStateResponse(
@@ -383,16 +325,16 @@ def _encode_watch_b(machine: Machine, value: int, caller: Caller) -> bytes:
     return machine.watches.shared(PROFILE_B, encode)
 
 
-def _encode_states_b(machine: Machine, value: list[int], caller: Caller) -> bytes:
+def _encode_states_b(machine: Machine, call: Call) -> bytes:
     return b.GetTaskStateResponse(
-        task_state=[_info_b(machine.task_table.tasks[task_id]) for task_id in value]
+        task_state=[_info_b(machine.task_table.tasks[task_id]) for task_id in call.value]
     ).SerializeToString()
 
 
-def _encode_alive_b(machine: Machine, value: Sequence[Living], caller: Caller) -> bytes:
-    alive = [_task_b(each.task_id) for each in value]
+def _encode_alive_b(machine: Machine, call: Call) -> bytes:
     return b.GetAliveTasksResponse(
-        alive_tasks=alive, incarnations=[each.agent for each in value]
+        alive_tasks=[_task_b(each.task_id) for each in call.value],
+        incarnations=[each.agent for each in call.value],
     ).SerializeToString()
 
 

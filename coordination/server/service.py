@@ -1,14 +1,13 @@
 """The service between a transport and the state machine: reads requests, drives the machine, sends
-its completions. One thread, no sockets.
+its answers. One thread, no sockets.
 
 A transport hands in calls (`unary`) and frames (`stream_frame`, `stream_closed`), calls `tick` when
 `next_due` says so, and `flush` after each batch of events. The journal is written in `flush`,
-before any completion of the batch is sent.
+before any answer of the batch is sent.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import secrets
@@ -21,7 +20,7 @@ from google.protobuf.message import DecodeError
 from holdfast.proto import session_pb2
 
 from ..core.machine import Machine
-from ..core.status import Code, Completion, Status, clip
+from ..core.status import Code, Status, clip
 from ..limits import Config
 from ..names import (
     END_ATTEMPT,
@@ -39,8 +38,8 @@ from .admission import TaskOwners
 from .defects import Defects
 from .job_status import events_of, status_of
 from .profile_d import RPCS_D
-from .profiles import RPCS, Call, Caller, Rpc, message_of, status_details
-from .sessions import ResponseWriter, SessionCall, SessionStream, SessionStreams, StacksCall
+from .profiles import RPCS, Requested, Rpc, message_of, status_details
+from .sessions import ResponseWriter, SessionStream, SessionStreams, StacksCall
 
 log = logging.getLogger("holdfast.coordination")
 
@@ -51,17 +50,14 @@ _MOST_NAMED = 64  # processes of one of them
 _LAUNCHER_TEXTS = ("state", "why", "waiting_for", "command", "folder")
 
 
-class UnaryCall:
-    """A unary call that the machine holds; transports keep it to drop it when its client goes
-    away.
-    """
+class UnaryCall(Requested):
+    """A unary call; transports keep it to drop it when its client goes away."""
 
-    __slots__ = ("caller", "rpc", "writer")
+    __slots__ = ("writer",)
 
-    def __init__(self, writer: ResponseWriter, rpc: Rpc, caller: Caller) -> None:
+    def __init__(self, writer: ResponseWriter, *what: Any, **facts: Any) -> None:
+        super().__init__(*what, **facts)
         self.writer = writer
-        self.rpc = rpc
-        self.caller = caller
 
     @property
     def watched(self) -> bool:
@@ -75,20 +71,15 @@ class UnaryCall:
         """
         return self.rpc.kept and not self.writer.timed
 
-    def answer(self, machine: Machine, completion: Completion) -> None:
-        """Sends a completion of the machine."""
-        status = completion.status
-        if status is not None:
-            self.writer.fail(status.code, message_of(status), status_details(status))
-        else:
-            self.writer.succeed(self._body(machine, completion.value))
-
-    def _body(self, machine: Machine, value: Any) -> bytes:
-        rpc = self.rpc
-        if not rpc.shared:
-            return rpc.encode(machine, value, self.caller)
-        kind = (rpc.encode, "unary")
-        return machine.encodings.of(kind, value, lambda: rpc.encode(machine, value, self.caller))
+    def answer(self, machine: Machine) -> None:
+        """Sends its answer."""
+        status = self.status
+        if status is None:
+            self.writer.succeed(self.encoded(machine))
+            return
+        late = status.code is Code.DEADLINE_EXCEEDED
+        code = self.rpc.late if late else status.code
+        self.writer.fail(code, message_of(status), status_details(status))
 
 
 class Journal(Protocol):
@@ -138,7 +129,7 @@ class Service:
 
     @property
     def journaled(self) -> bool:
-        """Returns whether completions wait for a journal: then many events at a time cost less."""
+        """Returns whether answers wait for a journal: then many events at a time cost less."""
         return self._journal is not None
 
     def unary(self, path: str, body: bytes, writer: ResponseWriter) -> UnaryCall | None:
@@ -172,11 +163,21 @@ class Service:
             writer.fail(task_id.code, task_id.message, status_details(task_id))
             return None
         incarnation = claim.incarnation
-        if incarnation == 0 and (task := machine.task_table.get(task_id)) is not None:
-            incarnation = task.agent  # profiles B and D do not say it
-        caller = Caller(task_id, incarnation, False)
-        call = UnaryCall(writer, rpc, caller)
-        rpc.run(Call(machine, call, request, caller, now))
+        life = 0
+        if (task := machine.task_table.get(task_id)) is not None:
+            incarnation = incarnation or task.agent  # profiles B and D do not say it
+            life = machine.task_table.life_of(task_id, incarnation)
+        call = UnaryCall(
+            writer,
+            machine,
+            rpc,
+            request,
+            task_id=task_id,
+            came=now,
+            incarnation=incarnation,
+            life=life,
+        )
+        rpc.run(machine, call)
         return call
 
     def _admit(self, rpc: Rpc, writer: ResponseWriter, claim: Claim, now: float) -> int | Status:
@@ -221,8 +222,8 @@ class Service:
         serve(self, request, writer)
 
     def _ask_stacks(self, request: session_pb2.StacksRequest, writer: ResponseWriter) -> None:
-        call = StacksCall(writer, request.task_id)
-        self.sessions.ask_stacks(call, request.task_id, self._clock())
+        call = StacksCall(writer, self.machine, request.task_id, self._clock())
+        self.sessions.ask_stacks(call, request.task_id)
 
     def _report_exit(self, request: session_pb2.ReportExitRequest, writer: ResponseWriter) -> None:
         """Takes a launcher's word that a process has ended. Who speaks for the process holds its
@@ -324,12 +325,12 @@ class Service:
         arrived.
         """
         if call.rpc.waits:
-            self.machine.drop(call)
+            call.drop()
         if not call.suspicious:
             return
         # An agent beside a Session says nothing of the task, nor does one of a former life.
-        task = self.machine.task_table.get(call.caller.task_id)
-        if task is not None and not task.session and task.agent == call.caller.incarnation:
+        task = self.machine.task_table.get(call.task_id)
+        if task is not None and not task.session and task.agent == call.incarnation:
             self.machine.suspect(task.task_id, self._clock())
 
     # --- Sessions
@@ -349,7 +350,7 @@ class Service:
         """
         self.sessions.closed_by_client(stream, self._clock())
 
-    # --- Time and completions
+    # --- Time and answers
 
     def next_due(self) -> float:
         """Returns when `tick` should be called at the latest."""
@@ -370,23 +371,22 @@ class Service:
                 self._defects.note("the status for Prometheus", error)
 
     def flush(self) -> None:
-        """Writes the journal, then sends all completions of the machine."""
+        """Writes the journal, then sends all answers of the machine."""
         machine = self.machine
         if self._journal is not None:
             self._journal.write(machine)
-        while machine.completions:
-            for completion in machine.completions.take():
-                self._answer(completion)
+        while answers := machine.take_answers():
+            for call in answers:
+                self._answer(call)
         self.sessions.note_changes(self._clock())
 
-    def _answer(self, completion: Completion) -> None:
-        call: UnaryCall | SessionCall | StacksCall = completion.call
+    def _answer(self, call: Any) -> None:
         try:
-            call.answer(self.machine, completion)
+            call.answer(self.machine)
         except Exception as error:
             status = self._defects.note("an answer", error)
-            with contextlib.suppress(Exception):  # one call without an answer, and no coordinator
-                call.answer(self.machine, Completion(call, None, status))
+            if call.status is None:  # else it is one call without an answer
+                call.fail(status)
 
     @property
     def connected(self) -> int:

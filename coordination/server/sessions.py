@@ -13,8 +13,9 @@ from google.protobuf.message import DecodeError
 
 from holdfast.proto import coordination_pb2, session_pb2
 
+from ..core.calls import Call, Line
 from ..core.machine import Machine
-from ..core.status import Code, Completion, Missing, Status, clip
+from ..core.status import Code, Missing, Status, clip
 from ..core.task_table import ParticipantsError, Task, TaskTable
 from ..limits import Config, Limits
 from ..names import MISSING_TYPE, REPORT_AGAIN
@@ -22,7 +23,7 @@ from ..task_bits import bytes_of
 from .admission import TaskOwners
 from .defects import Defects
 from .job_status import left_stacks, progress_message
-from .profiles import RPCS_A, Call, Caller, Rpc, message_of, payloads, task_info
+from .profiles import RPCS_A, Requested, Rpc, message_of, payloads, task_info
 
 log = logging.getLogger("holdfast.coordination")
 
@@ -124,21 +125,20 @@ class Session:
         self.stream.write(b"", frame)
 
 
-class SessionCall:
+class SessionCall(Requested):
     """One request of a Session."""
 
-    __slots__ = ("caller", "number", "rpc", "session")
+    __slots__ = ("owner", "reply_to")
 
-    def __init__(self, session: Session, number: int, rpc: Rpc | None, caller: Caller) -> None:
-        self.session = session
-        self.number = number
-        self.rpc = rpc
-        self.caller = caller
+    def __init__(self, owner: Session, reply_to: int, *what: Any, **facts: Any) -> None:
+        super().__init__(*what, session=True, **facts)
+        self.owner = owner
+        self.reply_to = reply_to
 
-    def answer(self, machine: Machine, completion: Completion) -> None:
-        """Sends a completion of the machine as a frame."""
-        self.session.calls.pop(self.number, None)
-        stream = self.session.stream
+    def answer(self, machine: Machine) -> None:
+        """Sends its answer as a frame."""
+        self.owner.calls.pop(self.reply_to, None)
+        stream = self.owner.stream
         unread_bytes = stream.backlog_bytes
         # A client that calls and never reads would fill the memory of a host that others need.
         if unread_bytes and unread_bytes > 2 * machine.config.limits.message_bytes:
@@ -147,37 +147,25 @@ class SessionCall:
             return
         out = session_pb2.ServerFrame()
         reply = out.reply
-        reply.id = self.number
-        status = completion.status
-        rpc = self.rpc
+        reply.id = self.reply_to
+        status = self.status
+        rest = b""
         if status is not None:
-            failure = machine.encodings.of(_FAILURE, status, lambda: _failure(machine, status))
-            stream.write(out.SerializeToString(), failure)
-        elif rpc is None:
-            if completion.value is not None:
-                reply.body = completion.value
-            stream.write(out.SerializeToString())
-        elif rpc.shared:
-            stream.write(out.SerializeToString(), self._shared_body(machine, completion.value))
+            rest = machine.encodings.of(_failure, status, lambda: _failure(machine, status))
+        elif self.rpc.shared:
+            encode = self.rpc.encode
+            rest = machine.encodings.of(
+                (encode, _frame),
+                self.value,
+                lambda: _frame(session_pb2.Reply(body=encode(machine, self))),
+            )
         else:
-            reply.body = rpc.encode(machine, completion.value, self.caller)
-            stream.write(out.SerializeToString())
-
-    def _shared_body(self, machine: Machine, value: Any) -> bytes:
-        rpc = self.rpc
-        assert rpc is not None
-        return machine.encodings.of(
-            rpc.encode,
-            value,
-            lambda: _frame(session_pb2.Reply(body=rpc.encode(machine, value, self.caller))),
-        )
+            reply.body = self.rpc.encode(machine, self)
+        stream.write(out.SerializeToString(), rest)
 
 
 def _frame(reply: session_pb2.Reply) -> bytes:
     return session_pb2.ServerFrame(reply=reply).SerializeToString()
-
-
-_FAILURE = "failure"
 
 
 def _failure(machine: Machine, status: Status) -> bytes:
@@ -242,23 +230,52 @@ def _missing_task(missing: Missing) -> session_pb2.MissingTask:
     return message
 
 
-class StacksCall:
+def _report(machine: Machine, call: Requested, again: bool = False) -> None:
+    report = call.request
+    names = ("step", "saved_step", "trouble", "asks_preemption")
+    given = {name: getattr(report, name) for name in names if report.HasField(name)}
+    if report.HasField("root"):
+        given["root"] = _root(report.root, machine.config)
+    machine.report(call, values=dict(report.values), again=again, **given)
+
+
+def _report_again(machine: Machine, call: Requested) -> None:
+    _report(machine, call, again=True)
+
+
+def _report_error(machine: Machine, call: Requested) -> None:
+    machine.report_error(call, call.request.error_code, call.request.error_message)
+
+
+def _set_keys(machine: Machine, call: Requested) -> None:
+    machine.keys.set_many(call, [(entry.key, entry.value) for entry in call.request.entries])
+
+
+def _encode_bytes(machine: Machine, call: Call) -> bytes:
+    encoded: bytes = call.value
+    return encoded
+
+
+_UNKNOWN = Rpc(lambda machine, call: None)
+
+
+class StacksCall(Call):
     """A unary call for the stacks of one process: what the process answers, and what its watchdog
     has left.
     """
 
-    __slots__ = ("_task_id", "_writer")
+    __slots__ = ("_writer",)
 
-    def __init__(self, writer: ResponseWriter, task_id: int) -> None:
+    def __init__(self, writer: ResponseWriter, machine: Machine, task_id: int, now: float) -> None:
+        super().__init__(machine.answers, task_id, now)
         self._writer = writer
-        self._task_id = task_id
 
-    def answer(self, machine: Machine, completion: Completion) -> None:
+    def answer(self, machine: Machine) -> None:
         """Answers with all that is known; fails only where nothing is."""
-        known = [left_stacks(machine, self._task_id)]
-        status = completion.status
+        known = [left_stacks(machine, self.task_id)]
+        status = self.status
         if status is None:
-            live = session_pb2.StacksResponse.FromString(completion.value)
+            live = session_pb2.StacksResponse.FromString(self.value)
             known.insert(0, live.stacks)
         stacks = b"\n".join(filter(None, known))
         if stacks or status is None:
@@ -273,7 +290,7 @@ class _Query:
     """An Ask that a process was sent: the calls that wait for its answer, and until when."""
 
     due: float
-    askers: list[SessionCall | StacksCall] = field(default_factory=list)
+    askers: Line = field(default_factory=Line)
 
 
 class SessionStreams:
@@ -287,7 +304,20 @@ class SessionStreams:
         owners: TaskOwners | None = None,
     ) -> None:
         self._machine = machine
-        self._job_status = job_status
+        self._rpcs = RPCS_A | {
+            "Report": Rpc(_report, parse=session_pb2.ReportRequest.FromString),
+            REPORT_AGAIN: Rpc(_report_again, parse=session_pb2.ReportRequest.FromString),
+            "ReportError": Rpc(_report_error, parse=session_pb2.ReportErrorRequest.FromString),
+            "SetKeys": Rpc(_set_keys, parse=session_pb2.SetKeysRequest.FromString),
+            "GetStatus": Rpc(
+                lambda machine, call: call.succeed(job_status().SerializeToString()), _encode_bytes
+            ),
+            "Stacks": Rpc(
+                lambda machine, call: self.ask_stacks(call, call.request.task_id),
+                _encode_bytes,
+                parse=session_pb2.StacksRequest.FromString,
+            ),
+        }
         self._defects = defects
         self._owners = owners
         self._sessions: dict[int, Session] = {}
@@ -385,72 +415,47 @@ class SessionStreams:
         )
 
     def _request(self, session: Session, request: session_pb2.Request, now: float) -> None:
-        rpc = RPCS_A.get(request.method)
+        machine = self._machine
+        method = request.method
         timeout_ms = request.timeout_ms
-        deadline = now + timeout_ms / 1000 if timeout_ms > 0 else math.inf
-        depends_on = frozenset(request.needs) if request.needs else _NOBODY
-        caller = Caller(
-            session.task_id,
-            session.incarnation,
-            True,
-            deadline,
-            depends_on=depends_on,
+        call = SessionCall(
+            session,
+            request.id,
+            machine,
+            self._rpcs.get(method, _UNKNOWN),
+            task_id=session.task_id,
+            came=now,
+            incarnation=session.incarnation,
+            life=machine.task_table.life_of(session.task_id, session.incarnation),
+            deadline=now + timeout_ms / 1000 if timeout_ms > 0 else math.inf,
+            depends_on=frozenset(request.needs) if request.needs else _NOBODY,
             number=request.number,
             participants=request.participants,
         )
-        number = request.id
-        call = SessionCall(session, number, rpc, caller)
-        if (sentence := session.count(self._machine.config.limits, now)) is not None:
-            status = Status(Code.RESOURCE_EXHAUSTED, sentence)
-            call.answer(self._machine, Completion(call, None, status))
-            return
+        too_many = session.count(machine.config.limits, now)
         # Before it runs: an answer that comes at once takes it out again.
-        session.calls[number] = call
+        session.calls[request.id] = call
+        if too_many is not None:
+            call.refuse(Code.RESOURCE_EXHAUSTED, too_many)
+            return
+        if call.rpc is _UNKNOWN:
+            call.refuse(Code.UNIMPLEMENTED, f"there is no method {method[:100]!r}")
+            return
         try:
-            if rpc is not None:
-                rpc.run(Call(self._machine, call, rpc.parse(request.body), caller, now))
-            else:
-                self._own_method(call, request, now)
+            call.run(machine, request.body)
         except DecodeError:
-            sentence = f"{request.method}: the body is not a message of this method"
-            self._machine.completions.fail(call, Status(Code.INVALID_ARGUMENT, sentence))
+            sentence = f"{method}: the body is not a message of this method"
+            call.refuse(Code.INVALID_ARGUMENT, sentence)
         except ParticipantsError as error:
-            self._machine.completions.fail(call, Status(Code.INVALID_ARGUMENT, str(error)))
+            call.refuse(Code.INVALID_ARGUMENT, str(error))
         except Exception as error:
-            self._machine.completions.fail(call, self._defects.note(request.method[:100], error))
-
-    def _own_method(self, call: SessionCall, request: session_pb2.Request, now: float) -> None:
-        machine = self._machine
-        task_id = call.caller.task_id
-        if request.method in ("Report", REPORT_AGAIN):
-            report = session_pb2.ReportRequest.FromString(request.body)
-            names = ("step", "saved_step", "trouble", "asks_preemption")
-            given = {name: getattr(report, name) for name in names if report.HasField(name)}
-            if report.HasField("root"):
-                given["root"] = _root(report.root, machine.config)
-            again = request.method == REPORT_AGAIN
-            machine.report(call, task_id, now, values=dict(report.values), again=again, **given)
-        elif request.method == "ReportError":
-            error = session_pb2.ReportErrorRequest.FromString(request.body)
-            machine.report_error(call, task_id, error.error_code, error.error_message, now=now)
-        elif request.method == "GetStatus":
-            machine.completions.succeed(call, self._job_status().SerializeToString())
-        elif request.method == "SetKeys":
-            entries = session_pb2.SetKeysRequest.FromString(request.body).entries
-            machine.keys.set_many(call, [(entry.key, entry.value) for entry in entries])
-        elif request.method == "Stacks":
-            self.ask_stacks(call, session_pb2.StacksRequest.FromString(request.body).task_id, now)
-        else:
-            status = Status(Code.UNIMPLEMENTED, f"there is no method {request.method[:100]!r}")
-            machine.completions.fail(call, status)
+            call.fail(self._defects.note(method[:100], error))
 
     def _cancel(self, session: Session, number: int) -> None:
         call = session.calls.get(number)
-        if call is not None:
-            self._machine.drop(call)
-            # Past the machine: a call at a barrier has arrived there, and stays.
-            status = Status(Code.CANCELLED, "the caller took the call back")
-            call.answer(self._machine, Completion(call, None, status))
+        if call is not None and not call.done:
+            # At a barrier the call has arrived, and that stays.
+            call.refuse(Code.CANCELLED, "the caller took the call back")
 
     def tell_over(self, why: str) -> None:
         """Sends every process the word that its launcher has given the attempt up."""
@@ -460,26 +465,26 @@ class SessionStreams:
 
     # --- Queries to a client
 
-    def ask_stacks(self, call: SessionCall | StacksCall, task_id: int, now: float) -> None:
+    def ask_stacks(self, call: Call, task_id: int) -> None:
         """Sends a process an Ask for the stacks of its threads."""
         asked = self._sessions.get(task_id)
         if asked is None:
             sentence = f"process {task_id} has no Session now, so it cannot be asked"
-            self._machine.completions.fail(call, Status(Code.UNAVAILABLE, sentence))
+            call.refuse(Code.UNAVAILABLE, sentence)
             return
         query = self._queries.get(asked.query)
         if query is None:
-            query = _Query(now + _STACKS_TIMEOUT_S)
+            query = _Query(call.came + _STACKS_TIMEOUT_S)
             self._query_count += 1
             self._queries[self._query_count] = query
             asked.ask(self._query_count)
         # An Ask that is under way has one answer, for all who ask meanwhile.
         waiting = len(query.askers)
         if waiting < self._machine.config.limits.waiters_per_task:
-            query.askers.append(call)
+            query.askers.enter(call)
             return
         sentence = f"{waiting} calls wait for the stacks of process {task_id}; expected fewer"
-        self._machine.completions.fail(call, Status(Code.RESOURCE_EXHAUSTED, sentence))
+        call.refuse(Code.RESOURCE_EXHAUSTED, sentence)
 
     def _take_answer(self, session: Session, answer: session_pb2.Answer) -> None:
         if answer.id != session.query:
@@ -487,8 +492,7 @@ class SessionStreams:
         query = self._queries.pop(answer.id, None)
         if query is not None:
             body = session_pb2.StacksResponse(stacks=answer.body).SerializeToString()
-            for call in query.askers:
-                self._machine.completions.succeed(call, body)
+            query.askers.succeed(body)
 
     # --- Deltas
 
@@ -529,8 +533,7 @@ class SessionStreams:
             if query.due <= now:
                 del self._queries[number]
                 sentence = f"the process did not answer within {_STACKS_TIMEOUT_S:.0f} s"
-                status = Status(Code.DEADLINE_EXCEEDED, sentence)
-                self._machine.completions.fail_all(query.askers, status)
+                query.askers.fail(Status(Code.DEADLINE_EXCEEDED, sentence))
         if now < self._send_at:
             return
         self._send_at = math.inf
@@ -572,14 +575,12 @@ class SessionStreams:
         if session is None:
             return
         stream.bind(None)
-        own = session.calls.values()
-        for call in list(own):
-            self._machine.drop(call)
+        for call in session.calls.values():
+            call.drop()
         query = self._queries.pop(session.query, None)
         if query is not None:
             sentence = f"process {session.task_id} has ended its Session, so it cannot answer"
-            others = [call for call in query.askers if call not in own]
-            self._machine.completions.fail_all(others, Status(Code.UNAVAILABLE, sentence))
+            query.askers.fail(Status(Code.UNAVAILABLE, sentence))
         # A Session that opened meanwhile has taken the place of this one: its task stays attached.
         if self._sessions.get(session.task_id) is session:
             del self._sessions[session.task_id]

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.coordination.core.status import Completion
 from holdfast.coordination.names import END_ATTEMPT, PROFILE_A
 from holdfast.coordination.server.profiles import RPCS_A
 from holdfast.coordination.server.service import Service
@@ -161,12 +160,11 @@ def _tap_sessions(tap: _Tap) -> None:
         asking[session, request.id] = message
         ask(self, session, request, now)
 
-    def answered(self: SessionCall, machine: Any, completion: Completion) -> None:
-        message = asking.pop((self.session, self.number), None)
+    def answered(self: SessionCall, machine: Any) -> None:
+        message = asking.pop((self.owner, self.reply_to), None)
         if message is not None:
-            status = completion.status
-            tap.write(message, 0 if status is None else int(status.code))
-        answer(self, machine, completion)
+            tap.write(message, 0 if self.status is None else int(self.status.code))
+        answer(self, machine)
 
     asking: dict[tuple[Any, int], Message] = {}
     SessionStreams._open = opened  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from holdfast.coordination.core.barriers import Arrival
+from holdfast.coordination.core.calls import Call
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.core.status import Code, Status
 from holdfast.coordination.core.task_table import Task
@@ -34,8 +35,7 @@ class Driver:
         self.now = 0.0
         self.config = Config(count, incarnation=7, heartbeat_timeout_s=10.0, **options)
         self.machine = Machine(self.config, self.now)
-        self.calls = 0
-        self.answers: dict[int, tuple[Any, Status | None]] = {}
+        self.answers: dict[Call, tuple[Any, Status | None]] = {}
         for task_id in range(count if sessions else 0):
             assert self.open(task_id) is None
 
@@ -44,28 +44,51 @@ class Driver:
             task_id, 100 * life + task_id, f"b{task_id}", 1, self.now
         )
 
-    def call(self) -> int:
-        self.calls += 1
-        return self.calls
+    def call(
+        self,
+        task_id: int = 0,
+        timeout_s: float = math.inf,
+        *,
+        session: bool = True,
+        incarnation: int = 0,
+        **facts: Any,
+    ) -> Call:
+        """Returns a call of a task, by default over its Session."""
+        task = self.machine.task_table.get(task_id)
+        if task is not None:
+            known = task.session if session and task.session else task.agent
+            incarnation = incarnation or known
+            life = self.machine.task_table.life_of(task_id, incarnation)
+            facts = {"life": life} | facts
+        return Call(
+            self.machine.answers,
+            task_id,
+            self.now,
+            incarnation=incarnation,
+            session=session,
+            deadline=self.now + timeout_s,
+            **facts,
+        )
 
-    def make(self, event: Callable[[int], None]) -> int:
+    def make(
+        self, event: Callable[[Call], None], task_id: int = 0, *limit_s: float, **facts: Any
+    ) -> Call:
         """Makes a call, by which `event` drives the machine, and returns it."""
-        call = self.call()
+        call = self.call(task_id, *limit_s, **facts)
         event(call)
         self.settle()
         return call
 
-    def value(self, call: int) -> Any:
+    def value(self, call: Call) -> Any:
         """Returns what a call was answered with; it must have succeeded."""
         value, status = self.answers[call]
         assert status is None, status
         return value
 
-    def settle(self) -> dict[int, tuple[Any, Status | None]]:
-        for completion in self.machine.completions:
-            assert completion.call not in self.answers, "a call was answered twice"
-            self.answers[completion.call] = (completion.value, completion.status)
-        self.machine.completions.clear()
+    def settle(self) -> dict[Call, tuple[Any, Status | None]]:
+        for call in self.machine.take_answers():
+            assert call not in self.answers, "a call was answered twice"
+            self.answers[call] = (call.value, call.status)
         return self.answers
 
     def wait(self, seconds: float, beating: tuple[int, ...] = ()) -> None:
@@ -85,23 +108,23 @@ class Driver:
         timeout_s: float = 5,
         ids: tuple[int, ...] = (),
         life: int = 1,
-    ) -> int:
-        deadline = self.now + timeout_s
-        since = self.machine.task_table.life_of(task_id, 100 * life + task_id)
+    ) -> Call:
+        incarnation = 100 * life + task_id
         return self.make(
-            lambda call: self.machine.barrier(
-                Arrival(call, task_id, since, name, counter, deadline, frozenset(ids)), self.now
-            )
+            lambda call: self.machine.barrier(Arrival(call, name, counter, frozenset(ids))),
+            task_id,
+            timeout_s,
+            incarnation=incarnation,
         )
 
-    def code(self, call: int) -> Code | None:
+    def code(self, call: Call) -> Code | None:
         """Returns how a call ended, None while it waits."""
         if call not in self.answers:
             return None
         status = self.answers[call][1]
         return Code.OK if status is None else status.code
 
-    def message(self, call: int) -> str:
+    def message(self, call: Call) -> str:
         status = self.answers[call][1]
         assert status is not None
         return status.message
@@ -112,22 +135,18 @@ class Driver:
         task_id: int = 0,
         timeout_s: float = math.inf,
         depends_on: tuple[int, ...] = (),
-    ) -> int:
+    ) -> Call:
         return self.make(
-            lambda call: self.machine.keys.get(
-                call,
-                task_id,
-                key,
-                self.now,
-                deadline=self.now + timeout_s,
-                depends_on=frozenset(depends_on),
-            )
+            lambda call: self.machine.keys.get(call, key),
+            task_id,
+            timeout_s,
+            depends_on=frozenset(depends_on),
         )
 
-    def set(self, key: str, value: bytes, overwrite: bool = False) -> int:
+    def set(self, key: str, value: bytes, overwrite: bool = False) -> Call:
         return self.make(lambda call: self.machine.keys.insert(call, key, value, overwrite))
 
-    def register(self, task_id: int, incarnation: int) -> int:
+    def register(self, task_id: int, incarnation: int) -> Call:
         return self.make(
-            lambda call: self.machine.registration.register(call, task_id, incarnation, self.now)
+            self.machine.registration.register, task_id, session=False, incarnation=incarnation
         )

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.coordination.core.status import Code, Completion, Status
+from holdfast.coordination.core.status import Code, Status
 from tests.support.simulated_world import World
 
 if TYPE_CHECKING:
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 RESEND_S = 3.0
 LATE_S = 60.0  # three heartbeat timeouts
 BEAT_S = 5.0
+
+
+class Completion(NamedTuple):
+    """How a call ended, as it travels."""
+
+    call: Any
+    value: Any
+    status: Status | None
 
 
 @dataclass(eq=False)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.coordination.core.barriers import Arrival
+from holdfast.coordination.core.calls import Call
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.core.status import Code, Status
 from holdfast.coordination.limits import Config
@@ -96,6 +97,14 @@ class Report:
     silent_s: dict[tuple[int, int], float]
 
 
+class Asked(Call):
+    """A request at the core."""
+
+    def __init__(self, request: Request, *who: Any, **facts: Any) -> None:
+        super().__init__(*who, **facts)
+        self.request = request
+
+
 class Core:
     """The core: the machine, and its peers. A peer is a relay, or a client that found none."""
 
@@ -160,18 +169,9 @@ class Core:
             counter = request.counter
             if self._tree.mutations.arrivals_are_counted:
                 counter = machine.barriers.counter_for("all", request.task_id)
-            call = (request, next(self._world.numbers))
-            life = machine.task_table.life_of(request.task_id, request.life)
-            arrival = Arrival(
-                call,
-                request.task_id,
-                life,
-                "all",
-                counter=counter,
-                deadline=request.deadline,
-                participants=frozenset(),
-            )
-            machine.barrier(arrival, self._world.now)
+            call = self._call(request)
+            call.wait_until(request.deadline)
+            machine.barrier(Arrival(call, "all", counter))
         self.flush()
 
     def get(self, peer: Peer, serve: Callable[[bytes], None]) -> None:
@@ -179,8 +179,12 @@ class Core:
         peer.down(lambda: serve(value))
 
     def put(self, request: Request) -> None:
-        self.machine.keys.insert((request, 0), KEY, request.value, True)
+        self.machine.keys.insert(self._call(request), KEY, request.value, True)
         self.flush()
+
+    def _call(self, request: Request) -> Asked:
+        life = self.machine.task_table.life_of(request.task_id, request.life)
+        return Asked(request, self.machine.answers, request.task_id, self._world.now, life=life)
 
     def tick(self) -> None:
         self.machine.tick(self._world.now)
@@ -203,16 +207,17 @@ class Core:
     def flush(self) -> None:
         """Sends answers to where each process is now, one message to a peer for all of a kind."""
         grouped: dict[tuple[Peer, Any, Status | None], list[Request]] = {}
-        for completion in self.machine.completions.take():
-            request, _ = completion.call
+        for call in self.machine.take_answers():
+            assert isinstance(call, Asked)
+            request = call.request
             # A union that came again took the place of the first; its client still waits.
-            if completion.status is not None and completion.status.code is Code.CANCELLED:
+            if call.status is not None and call.status.code is Code.CANCELLED:
                 continue
             if request.method == "barrier":
-                self._tree.check_barrier(request, completion.status)
+                self._tree.check_barrier(request, call.status)
             peer = self._peers.get(request.task_id)
             if peer is not None:
-                key = (peer, completion.value, completion.status)
+                key = (peer, call.value, call.status)
                 grouped.setdefault(key, []).append(request)
         for (peer, _, status), requests in grouped.items():
             peer.down(lambda peer=peer, r=requests, s=status: peer.answer(r, s))  # type: ignore[misc]

@@ -6,26 +6,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
-from holdfast.coordination.core import journal_codec
+from holdfast.coordination.core import calls, journal_codec
 from holdfast.coordination.core.barriers import Arrival
 from holdfast.coordination.core.machine import Machine
-from holdfast.coordination.core.status import Completion, Status
+from holdfast.coordination.core.status import Status
 from holdfast.coordination.limits import Config
-from tests.support.simulated_clients import Client, Request
+from tests.support.simulated_clients import Client, Completion, Request
 from tests.support.simulated_truth import Truth
 from tests.support.simulated_world import World
 
 
-@dataclass(eq=False)
-class Call:
-    """One delivery of a request: what the machine knows a waiting caller by."""
+class Call(calls.Call):
+    """One delivery of a request."""
 
-    client: Client
-    stream: int
-    request: Request
-    deadline: float = math.inf
+    def __init__(self, client: Client, stream: int, request: Request, *who: Any, **facts: Any):
+        super().__init__(*who, session=True, **facts)
+        self.client = client
+        self.stream = stream
+        self.request = request
 
 
 class SimulatedService:
@@ -75,12 +75,12 @@ class SimulatedService:
         if machine is None or now < self._tick_at:
             return
         self._tick_at = math.inf
-        self._truth.nobody_is_late(self._waiting(machine), now)
+        self._truth.nobody_is_late(self._waiting(), now)
         machine.tick(now)
         self._truth.nobody_connected_is_lost(machine)
         self._truth.nobody_who_came_back_is_given_up(machine)
         self._fence(machine)
-        self._truth.nobody_is_late(self._waiting(machine), math.nextafter(now, math.inf))
+        self._truth.nobody_is_late(self._waiting(), math.nextafter(now, math.inf))
         self._flush_soon()
 
     def _fence(self, machine: Machine) -> None:
@@ -98,9 +98,8 @@ class SimulatedService:
     def on_fence(self, client: Client, stream: int) -> None:
         """Does nothing; the simulation puts a function in its place."""
 
-    def _waiting(self, machine: Machine) -> list[Call]:
-        answered = {id(completion.call) for completion in machine.completions}
-        return [call for call in self._calls if id(call) not in answered]
+    def _waiting(self) -> list[Call]:
+        return [call for call in self._calls if not call.done]
 
     def _flush_soon(self) -> None:
         """Flushes at once, or when the batch is full of time."""
@@ -114,19 +113,20 @@ class SimulatedService:
             self.wind()
 
     def _flush(self, life: Machine | None) -> None:
-        """Writes the journal, then sends the completions; the service may crash between the two."""
+        """Writes the journal, then sends the answers; the service may crash between the two."""
         if life is None or life is not self.machine:
             return
         self._flushing = False
-        if self._crash_unwritten and life.completions:
+        if self._crash_unwritten and life.answers:
             self._end()
             return
-        completions = life.completions.take()
+        answers = life.take_answers()
         if self.disk is not None:
             self.disk.write(life)
         self._truth.written()
-        for completion in completions:
-            call: Call = completion.call
+        for call in answers:
+            assert isinstance(call, Call)
+            completion = Completion(call, call.value, call.status)
             self._calls.pop(call, None)
             self._truth.replied(call.client.task_id, call.request, completion)
             self._world.send(
@@ -216,7 +216,7 @@ class SimulatedService:
             call for call in self._calls if call.client.task_id == task_id and call.stream == stream
         ]:
             del self._calls[call]
-            self.machine.drop(call)
+            call.drop()
 
     def serve(self, client: Client, stream: int, request: Request) -> None:
         """Takes a request."""
@@ -226,28 +226,38 @@ class SimulatedService:
             return
         self._truth.is_served(machine, client.task_id)
         machine.seen(client.task_id, now)
-        call = Call(client, stream, request)
-        self._calls[call] = None
         task_id = client.task_id
+        session = machine.task_table.tasks[task_id].session
+        life = machine.task_table.life_of(task_id, session)
+        call = Call(
+            client,
+            stream,
+            request,
+            machine.answers,
+            task_id,
+            came=now,
+            incarnation=session,
+            life=life,
+        )
+        self._calls[call] = None
         argument = request.argument
         if request.method == "barrier":
             self._barrier(machine, call)
         elif request.method == "register":
-            machine.registration.wait_for_all(call, task_id, now, math.inf)
+            machine.registration.wait_for_all(call)
         elif request.method == "set":
             machine.keys.insert(call, *argument, False)
         elif request.method == "get":
-            call.deadline = now + argument[1]
-            machine.keys.get(call, task_id, argument[0], now, deadline=call.deadline)
+            call.wait_until(now + argument[1])
+            machine.get(call, argument[0])
         elif request.method == "increment":
             self._truth.increments += 1
             machine.keys.increment(call, argument, 1)
         elif request.method == "cancel":
-            machine.barriers.cancel(call, task_id, *argument, now)
+            machine.barriers.cancel(call, *argument)
         else:
-            timeout_s = None if self._config.recoverable else 60.0
-            call.deadline = now + 60.0
-            machine.shut_down(call, task_id, True, now, timeout_s)
+            call.wait_until(now + 60.0)
+            machine.shut_down(call)
         self._flush_soon()
 
     def _barrier(self, machine: Machine, call: Call) -> None:
@@ -257,13 +267,9 @@ class SimulatedService:
         name, participants, limit_s = request.argument
         self._truth.arrives(client.task_id, name, request)
         who = frozenset() if len(participants) == self._config.num_tasks else participants
-        life = machine.task_table.life_of(
-            client.task_id, machine.task_table.tasks[client.task_id].session
-        )
-        machine.barrier(
-            Arrival(call, client.task_id, life, name, request.sent_counter, now + limit_s, who), now
-        )
-        if not any(completion.call is call for completion in machine.completions):
+        call.wait_until(now + limit_s)
+        machine.barrier(Arrival(call, name, request.sent_counter, who))
+        if not call.done:
             call.deadline = self._truth.waits(
                 name, machine.barriers.open[name].first, now + limit_s
             )

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from holdfast.coordination.core.machine import Machine
-from holdfast.coordination.core.status import Code, Completion
-from tests.support.simulated_clients import Request
+from holdfast.coordination.core.status import Code
+from tests.support.simulated_clients import Completion, Request
 from tests.support.simulated_world import World
 
 

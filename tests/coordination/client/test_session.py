@@ -100,7 +100,7 @@ def joined(served: Served) -> Iterator[Joined]:
 def wait_for(joined: Joined, served: Served, gets: int) -> None:
     """Waits until so many gets wait at the service."""
     deadline = Deadline(20)
-    while len(served.service.machine.keys._by_call) != gets:
+    while len(list(served.service.machine.keys.waiting())) != gets:
         assert not deadline.passed()
         joined.transport.heartbeat(Deadline(20))
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.coordination.core.barriers import Arrival
+from holdfast.coordination.core.calls import Call
 from holdfast.coordination.core.status import Code
 from holdfast.coordination.limits import Limits
 from tests.support.driver import Driver
@@ -120,9 +121,7 @@ def test_a_cancelled_barrier_fails_for_late_comers() -> None:
     """CancelBarrier ends the instance for all its participants."""
     driver = Driver()
     waiting = driver.barrier(0)
-    call = driver.call()
-    driver.machine.barriers.cancel(call, 1, "save/100", 0, driver.now)
-    driver.settle()
+    call = driver.make(lambda call: driver.machine.barriers.cancel(call, "save/100", 0), 1)
     assert driver.code(call) is Code.OK and driver.code(waiting) is Code.CANCELLED
     assert (
         driver.message(waiting)
@@ -134,12 +133,12 @@ def test_a_cancelled_barrier_fails_for_late_comers() -> None:
 def test_a_cancelled_barrier_may_be_cancelled_again() -> None:
     """A call whose answer was lost comes again. One that has passed cannot be cancelled."""
     driver = Driver()
-    calls = [driver.call() for _ in range(3)]
-    driver.machine.barriers.cancel(calls[0], 1, "save/100", 0, driver.now)
-    driver.machine.barriers.cancel(calls[1], 1, "save/100", 0, driver.now)
+    calls = [driver.call(1) for _ in range(3)]
+    driver.machine.barriers.cancel(calls[0], "save/100", 0)
+    driver.machine.barriers.cancel(calls[1], "save/100", 0)
     for task_id in range(4):
         driver.barrier(task_id, "passed")
-    driver.machine.barriers.cancel(calls[2], 1, "passed", 0, driver.now)
+    driver.machine.barriers.cancel(calls[2], "passed", 0)
     driver.settle()
     codes = [driver.code(call) for call in calls]
     assert codes == [Code.OK, Code.OK, Code.FAILED_PRECONDITION]
@@ -148,7 +147,7 @@ def test_a_cancelled_barrier_may_be_cancelled_again() -> None:
 def test_a_cancel_that_comes_first_names_no_participants() -> None:
     """Who they are is fixed by the first that arrives, as without it; they learn of it first."""
     driver = Driver()
-    driver.machine.barriers.cancel(driver.call(), 0, "pair", 0, driver.now)
+    driver.machine.barriers.cancel(driver.call(), "pair", 0)
     calls = [driver.barrier(task_id, "pair", ids=(0, 1)) for task_id in (0, 1)]
     assert [driver.code(call) for call in calls] == [Code.CANCELLED] * 2
     calls = [driver.barrier(task_id, "pair", 1, ids=(0, 1)) for task_id in (0, 1)]
@@ -260,12 +259,11 @@ def test_what_cannot_be_cancelled() -> None:
     for task_id in (0, 1):
         driver.barrier(task_id, ids=(0, 1))
     codes = [
-        driver.code(driver.make(lambda call, c=c: cancel(call, 0, "save/100", c, driver.now)))
-        for c in (0, -1)
+        driver.code(driver.make(lambda call, c=c: cancel(call, "save/100", c))) for c in (0, -1)
     ]  # type: ignore[misc]
     assert codes == [Code.FAILED_PRECONDITION, Code.INTERNAL]
     driver.barrier(0, counter=1, ids=(0, 1))
-    outside = driver.make(lambda call: cancel(call, 2, "save/100", 1, driver.now))
+    outside = driver.make(lambda call: cancel(call, "save/100", 1), 2)
     assert driver.message(outside) == "process 2 takes no part in barrier 'save/100'"
     assert driver.code(outside) is Code.INVALID_ARGUMENT
 
@@ -275,7 +273,7 @@ def test_a_cancel_may_come_before_the_first_arrival() -> None:
     driver = Driver(2)
     for counter in range(2):
         cancelled = driver.make(
-            lambda call, c=counter: driver.machine.barriers.cancel(call, 0, "b", c, driver.now)
+            lambda call, c=counter: driver.machine.barriers.cancel(call, "b", c)
         )  # type: ignore[misc]
         assert driver.code(cancelled) is Code.OK
         assert [driver.code(driver.barrier(task_id, "b", counter)) for task_id in range(2)] == [
@@ -330,7 +328,7 @@ def test_an_instance_has_one_result(events: list[tuple[str, int, str]]) -> None:
     """
     driver = Driver(len(TASKS))
     counters: Counter[tuple[int, str]] = Counter()  # of each task's next call, as a client counts
-    waiting: dict[int, tuple[int, str, int]] = {}
+    waiting: dict[Call, tuple[int, str, int]] = {}
     arrived: dict[tuple[str, int], set[int]] = defaultdict(set)
     results: dict[tuple[str, int], set[Code]] = defaultdict(set)
 
@@ -355,9 +353,7 @@ def test_an_instance_has_one_result(events: list[tuple[str, int, str]]) -> None:
             arrived[name, counter].add(number)
         elif what == "cancel":
             driver.make(
-                lambda call, n=number, c=counter, b=name: driver.machine.barriers.cancel(
-                    call, n, b, c, driver.now
-                )
+                lambda call, c=counter, b=name: driver.machine.barriers.cancel(call, b, c), number
             )  # type: ignore[misc]
         else:
             driver.wait(number, beating=tuple(TASKS))
@@ -368,7 +364,7 @@ def test_an_instance_has_one_result(events: list[tuple[str, int, str]]) -> None:
         assert codes != {Code.OK} or arrived[instance] == set(TASKS)
 
 
-def resynchronised(driver: Driver, call: int) -> int:
+def resynchronised(driver: Driver, call: Call) -> int:
     """Returns the counter of a client's next call after this one was refused."""
     status = driver.answers[call][1]
     assert status is not None and status.barrier is not None
@@ -440,7 +436,7 @@ def test_no_name_becomes_unusable(recoverable: bool, events: list[tuple[int, str
     counters = [-1, -1, -1]
     lives = [1, 1, 1]
 
-    def take(task_id: int, call: int) -> bool:
+    def take(task_id: int, call: Call) -> bool:
         value, status = driver.answers[call]
         if status is None:
             counters[task_id] = value
@@ -521,11 +517,8 @@ def test_an_agent_that_is_replaced_arrives_nowhere() -> None:
     driver = Driver(2, recoverable=True)
     driver.register(0, 50)
     driver.register(1, 51)
-    since = driver.machine.task_table.life_of(0, 50)
     waiting = driver.make(
-        lambda call: driver.machine.barrier(
-            Arrival(call, 0, since, "b", 0, driver.now + 5, frozenset()), driver.now
-        )
+        lambda call: driver.machine.barrier(Arrival(call, "b", 0)), 0, 5, incarnation=50
     )
     driver.register(0, 60)
     assert driver.code(

@@ -40,8 +40,8 @@ def test_a_life_is_told_from_beginning_to_end() -> None:
     driver = Driver(2, recoverable=True)
     report = driver.machine.report
     for task_id in range(2):
-        driver.make(lambda call, task_id=task_id: report(call, task_id, driver.now, saved_step=30))  # type: ignore[misc]
-    driver.make(lambda call: report(call, 1, driver.now, trouble="step 40 was not saved: full"))
+        driver.make(lambda call: report(call, saved_step=30), task_id)
+    driver.make(lambda call: report(call, trouble="step 40 was not saved: full"), 1)
     driver.barrier(0, "save", timeout_s=5)
     driver.wait(6, beating=(0, 1))
     driver.wait(12, beating=(0,))
@@ -62,9 +62,7 @@ def test_history_survives_the_coordinator() -> None:
     driver = Driver(1, limits=Limits(events=2))
     rows: dict[tuple[str, str], bytes] = {}
     for step in range(4):
-        driver.make(
-            lambda call, step=step: driver.machine.report(call, 0, driver.now, saved_step=step)
-        )  # type: ignore[misc]
+        driver.make(lambda call, step=step: driver.machine.report(call, saved_step=step))  # type: ignore[misc]
         for row in journal_codec.drain(driver.machine, 1000.0):
             if row.value is None:
                 rows.pop((row.table, row.key), None)

@@ -89,7 +89,7 @@ def state_of(machine: Machine) -> dict[str, Any]:
         "table": (table.version, table.lost, table.connected_count, table.by_agent, table.owned),
         "keys": (machine.keys.values, machine.keys.total_bytes),
         "barriers": barriers,
-        "job": (machine.registration.gathered, machine.error),
+        "job": (machine.registration.gathered, machine.polls.error),
     }
 
 
@@ -127,11 +127,7 @@ def test_whatever_happens_the_rows_hold_the_state(
         elif what == "restart":
             driver.open(who, life=number)
         elif what == "error":
-            driver.make(
-                lambda call, w=who, n=number: driver.machine.report_error(
-                    call, w, n, "failed", driver.now
-                )
-            )  # type: ignore[misc]
+            driver.make(lambda call, n=number: driver.machine.report_error(call, n, "failed"), who)  # type: ignore[misc]
         elif what == "silence":
             driver.wait(number, beating=tuple({0, 1, 2} - {who}))
         else:
@@ -164,7 +160,7 @@ def test_an_error_that_no_task_shows_is_kept() -> None:
     restarted(driver, rows, 0.0)
     refused = driver.open(1, life=2)
     driver.machine = restarted(driver, rows, 0.0)
-    poll = driver.make(lambda call: driver.machine.poll_for_error(call, 0))
+    poll = driver.make(driver.machine.polls.poll)
     assert driver.answers[poll] == (None, refused)
 
 

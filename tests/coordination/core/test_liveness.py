@@ -5,30 +5,25 @@ from __future__ import annotations
 import pytest
 
 from holdfast.coordination.core import journal_codec
-from holdfast.coordination.core.liveness import Sending
+from holdfast.coordination.core.calls import Call
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.core.status import ALIVE, Code
 from holdfast.coordination.limits import Limits
 from tests.support.driver import Driver
 
 
-def alive(driver: Driver, call: int) -> list[int]:
+def alive(driver: Driver, call: Call) -> list[int]:
     return [each.task_id for each in driver.value(call)]
 
 
 def ask(
     driver: Driver, task_id: int, members: list[int], timeout_s: float = 60, number: int = 0
-) -> int:
-    life = driver.machine.task_table.tasks[task_id].session_since
+) -> Call:
     return driver.make(
-        lambda call: driver.machine.liveness.arrive(
-            call,
-            task_id,
-            frozenset(members),
-            driver.now,
-            driver.now + timeout_s,
-            sending=Sending(life, number) if number else None,
-        )
+        lambda call: driver.machine.liveness.arrive(call, frozenset(members)),
+        task_id,
+        timeout_s,
+        number=number,
     )
 
 
@@ -37,16 +32,11 @@ def test_alive_answers_when_every_living_member_has_asked() -> None:
     INVALID_ARGUMENT.
     """
     driver = Driver(3, recoverable=True)
-    calls = [driver.call(), driver.call()]
-    members = frozenset((0, 1, 2, 99))
-    for task_id, call in enumerate(calls):
-        driver.machine.liveness.arrive(call, task_id, members, driver.now)
-    assert not driver.settle().keys() & set(calls)
+    calls = [ask(driver, task_id, [0, 1, 2, 99]) for task_id in range(2)]
+    assert not driver.answers.keys() & set(calls)
     driver.wait(12, beating=(0, 1))
     assert [alive(driver, call) for call in calls] == [[0, 1], [0, 1]]
-    outside = driver.call()
-    driver.machine.liveness.arrive(outside, 0, frozenset((1, 2)), driver.now)
-    assert driver.settle()[outside][1].code is Code.INVALID_ARGUMENT  # type: ignore[union-attr]
+    assert driver.code(ask(driver, 0, [1, 2])) is Code.INVALID_ARGUMENT
 
 
 def test_sets_are_apart() -> None:
@@ -101,7 +91,7 @@ def test_a_dropped_call_is_waited_for_again() -> None:
     """Nothing of it is left, so a set whose only caller has gone is forgotten."""
     driver = Driver(2)
     gone = ask(driver, 0, [0, 1])
-    assert driver.machine.liveness.drop(gone) and not driver.machine.liveness.drop(gone)
+    gone.drop()
     waiting = ask(driver, 1, [0, 1])
     assert driver.code(waiting) is None
     driver.wait(61, beating=(0, 1))

@@ -18,20 +18,17 @@ def test_an_error_reaches_polls_and_the_failed_heartbeat() -> None:
     driver = Driver(2, sessions=False)
     driver.register(0, 10)
     driver.register(1, 20)
-    polls = [driver.call(), driver.call()]
-    for task_id, call in enumerate(polls):
-        driver.machine.poll_for_error(call, task_id)
+    polls = [driver.make(driver.machine.polls.poll, task_id) for task_id in range(2)]
     for _ in range(24):
-        driver.machine.heartbeat(driver.call(), 0, 10, driver.now)
+        driver.machine.heartbeat(driver.call(session=False))
         driver.wait(0.5)
     assert {driver.code(call) for call in polls} == {Code.UNAVAILABLE}
     assert (
         driver.message(polls[0])
         == "process 1 (silent for 11 s) is lost: its heartbeat timeout is 10 s"
     )
-    beat = driver.call()
-    driver.machine.heartbeat(beat, 1, 20, driver.now)
-    assert driver.settle()[beat][1].code is Code.UNAVAILABLE  # type: ignore[union-attr]
+    beat = driver.make(driver.machine.heartbeat, 1, session=False)
+    assert driver.code(beat) is Code.UNAVAILABLE
 
 
 def test_no_error_holds_an_incarnation() -> None:
@@ -46,20 +43,17 @@ def test_a_poll_is_never_answered_ok() -> None:
     jaxlib's client survives.
     """
     driver = Driver(2, sessions=False)
-    poll = driver.machine.poll_for_error
-    assert driver.code(driver.make(lambda call: poll(call, 9))) is Code.INVALID_ARGUMENT
-    assert driver.code(driver.make(lambda call: poll(call, 0))) is Code.FAILED_PRECONDITION
+    poll = driver.machine.polls.poll
+    assert driver.code(driver.make(poll, 9)) is Code.INVALID_ARGUMENT
+    assert driver.code(driver.make(poll)) is Code.FAILED_PRECONDITION
     for task_id in range(2):
         driver.register(task_id, 10 + task_id)
-    older = driver.make(lambda call: poll(call, 0))
+    older = driver.make(poll)
     assert driver.code(older) is None
-    newer = driver.make(lambda call: poll(call, 0))
+    newer = driver.make(poll)
     assert driver.code(older) is Code.CANCELLED and driver.code(newer) is None
     survivable = Driver(1, survivable=True)
-    assert (
-        survivable.code(survivable.make(lambda call: survivable.machine.poll_for_error(call, 0)))
-        is Code.CANCELLED
-    )
+    assert survivable.code(survivable.make(survivable.machine.polls.poll)) is Code.CANCELLED
 
 
 def test_a_reported_error_is_cut_to_size() -> None:
@@ -67,9 +61,7 @@ def test_a_reported_error_is_cut_to_size() -> None:
     report twice.
     """
     driver = Driver(2, limits=Limits(error_bytes=7))
-    done = driver.make(
-        lambda call: driver.machine.report_error(call, 0, 99, "\u00e9" * 9, driver.now)
-    )
+    done = driver.make(lambda call: driver.machine.report_error(call, 99, "\u00e9" * 9))
     assert driver.code(done) is Code.OK
     error = driver.machine.task_table.tasks[0].error
     assert (
@@ -78,15 +70,13 @@ def test_a_reported_error_is_cut_to_size() -> None:
         and error.message == "process 0 reported: \u00e9\u00e9\u00e9"
         and error.reported
     )
-    again = driver.make(lambda call: driver.machine.report_error(call, 0, 13, "x", driver.now))
+    again = driver.make(lambda call: driver.machine.report_error(call, 13, "x"))
     assert (
         driver.code(again) is Code.FAILED_PRECONDITION
         and driver.message(again) == "process 0 is not connected"
     )
     assert (
-        driver.code(
-            driver.make(lambda call: driver.machine.report_error(call, 9, 13, "x", driver.now))
-        )
+        driver.code(driver.make(lambda call: driver.machine.report_error(call, 13, "x"), 9))
         is Code.INVALID_ARGUMENT
     )
 
@@ -98,14 +88,11 @@ def test_reports_add_up_within_bounds() -> None:
     driver = Driver(1, limits=Limits(report_values=2))
     report = driver.machine.report
     assert (
-        driver.code(driver.make(lambda call: report(call, 0, 1.0, step=3, values={"loss": 0.5})))
-        is Code.OK
+        driver.code(driver.make(lambda call: report(call, step=3, values={"loss": 0.5}))) is Code.OK
     )
     assert (
         driver.code(
-            driver.make(
-                lambda call: report(call, 0, 2.0, saved_step=2, values={"lr": 0.1}, trouble="full")
-            )
+            driver.make(lambda call: report(call, saved_step=2, values={"lr": 0.1}, trouble="full"))
         )
         is Code.OK
     )
@@ -118,7 +105,7 @@ def test_reports_add_up_within_bounds() -> None:
     )
     for values in ({"more": 1.0}, {"n" * 101: 1.0}):
         refused = driver.make(
-            lambda call, values=values: report(call, 0, 3.0, step=9, saved_step=9, values=values)
+            lambda call, values=values: report(call, step=9, saved_step=9, values=values)
         )  # type: ignore[misc]
         assert driver.code(refused) is Code.RESOURCE_EXHAUSTED
     assert progress.step == 3 and len(progress.values) == 2
@@ -134,15 +121,11 @@ def test_calls_that_go_away_are_never_answered() -> None:
         driver.barrier(0, timeout_s=3),
         driver.get("k", timeout_s=3),
         driver.make(lambda call: machine.watches.watch(call, machine.task_table.version)),
-        driver.make(
-            lambda call: machine.liveness.arrive(
-                call, 0, frozenset((0, 1)), driver.now, driver.now + 3
-            )
-        ),
-        driver.make(lambda call: machine.poll_for_error(call, 0)),
+        driver.make(lambda call: machine.liveness.arrive(call, frozenset((0, 1))), 0, 3),
+        driver.make(machine.polls.poll),
     ]
     for call in calls:
-        machine.drop(call)
+        call.drop()
     assert machine.waiting_calls() == {}
     assert driver.value(driver.barrier(1)) == 0
     driver.set("k", b"1")
@@ -170,9 +153,7 @@ def test_a_heartbeat_is_answered_with_its_tasks_state() -> None:
 
     def beat(task_id: int, incarnation: int) -> Code | None:
         return driver.code(
-            driver.make(
-                lambda call: driver.machine.heartbeat(call, task_id, incarnation, driver.now)
-            )
+            driver.make(driver.machine.heartbeat, task_id, session=False, incarnation=incarnation)
         )
 
     assert (beat(9, 1), beat(0, 1)) == (Code.INVALID_ARGUMENT, Code.INVALID_ARGUMENT)
@@ -191,7 +172,7 @@ def test_an_agents_heartbeat_speaks_for_its_process() -> None:
 
     def beat_for(seconds: int) -> None:
         for _ in range(seconds):
-            driver.make(lambda call: driver.machine.heartbeat(call, 0, 50, driver.now))
+            driver.make(driver.machine.heartbeat, session=False, incarnation=50)
             driver.wait(1, beating=(1,))
 
     beat_for(30)
@@ -225,7 +206,7 @@ def test_the_end_of_a_job() -> None:
     """
     driver = Driver(2, recoverable=True)
     assert driver.machine.over_since() is None
-    driver.make(lambda call: driver.machine.shut_down(call, 0, True, driver.now))
+    driver.make(driver.machine.shut_down, 0)
     assert driver.machine.over_since() is None and not driver.machine.all_shut_down()
     driver.wait(12)
     assert driver.machine.task_table.tasks[1].state is TaskState.ERROR
@@ -240,9 +221,7 @@ def test_nobody_connected_is_silent_while_the_job_gathers() -> None:
     """
     driver = Driver(2, sessions=False)
     assert driver.open(0) is None
-    waiting = driver.make(
-        lambda call: driver.machine.registration.wait_for_all(call, 0, driver.now, math.inf)
-    )
+    waiting = driver.make(driver.machine.registration.wait_for_all)
     driver.wait(30)
     assert driver.open(1) is None
     driver.settle()
@@ -258,10 +237,8 @@ def test_who_leaves_while_the_job_gathers_may_return() -> None:
     driver = Driver(3, sessions=False)
     assert driver.open(0) is None and driver.open(1) is None
     driver.machine.task_table.tasks[1].attached = False
-    waiting = driver.make(
-        lambda call: driver.machine.registration.wait_for_all(call, 0, driver.now, driver.now + 15)
-    )
-    poll = driver.make(lambda call: driver.machine.poll_for_error(call, 0))
+    waiting = driver.make(driver.machine.registration.wait_for_all, 0, 15.0)
+    poll = driver.make(driver.machine.polls.poll)
     driver.wait(16)
     expected = (
         "1 of 3 registered, missing processes 1 (host b1, silent for 15 s), 2 (never seen); waited"
@@ -292,9 +269,7 @@ def test_a_reported_exit_loses_the_process_at_once() -> None:
     met = driver.barrier(0)
     got = driver.get("k", 1, depends_on=(2,))
     unnamed = driver.get("of nobody", 1)
-    driver.make(
-        lambda call: driver.machine.registration.wait_for_all(call, 0, driver.now, math.inf)
-    )
+    driver.make(driver.machine.registration.wait_for_all)
     assert driver.machine.report_exit(
         2, -9, driver.now
     ) is None and driver.machine.take_fenced() == [2]
@@ -331,7 +306,7 @@ def test_an_exit_after_leaving_is_no_news() -> None:
         and driver.open(1) is None
         and driver.machine.registration.gathered
     )
-    driver.make(lambda call: driver.machine.shut_down(call, 1, True, driver.now))
+    driver.make(driver.machine.shut_down, 1)
     assert driver.machine.report_exit(1, 0, driver.now) is None
     assert driver.machine.task_table.tasks[1].state is TaskState.DISCONNECTED
     refused = driver.machine.report_exit(7, 1, driver.now)
@@ -343,7 +318,7 @@ def test_who_left_in_order_is_not_called_lost() -> None:
     driver = Driver(3, recoverable=True)
     waiting = driver.get("from/1", depends_on=(1,))
     barrier = driver.barrier(0, "b")
-    driver.make(lambda call: driver.machine.shut_down(call, 1, True, driver.now))
+    driver.make(driver.machine.shut_down, 1)
     left = "process 1 (host b1, shut down) has left the job"
     assert driver.message(waiting) == f"key 'from/1' will not be set: {left}"
     assert driver.message(barrier) == f"1 of 3 at 'b'; it can never be passed: {left}"
@@ -423,7 +398,7 @@ def test_a_lost_agent_is_refused_and_can_end() -> None:
     for task_id in range(2):
         driver.register(task_id, 10 + task_id)
     for _ in range(24):
-        driver.machine.heartbeat(driver.call(), 0, 10, driver.now)
+        driver.machine.heartbeat(driver.call(session=False))
         driver.wait(0.5)
     refused = driver.machine.identify(None, 11, 7, driver.now)
     cause = "process 1 (silent for 11 s) is lost: its heartbeat timeout is 10 s"
@@ -434,10 +409,7 @@ def test_a_lost_agent_is_refused_and_can_end() -> None:
     )
     assert driver.message(driver.register(1, 11)) == sentence
     assert driver.machine.identify(1, 11, 7, driver.now, lost=True) == 1
-    assert (
-        driver.code(driver.make(lambda call: driver.machine.shut_down(call, 1, False, driver.now)))
-        is Code.OK
-    )
+    assert driver.code(driver.make(driver.machine.shut_down, 1, session=False)) is Code.OK
     assert driver.value(driver.register(1, 99)) == 7
 
 
@@ -449,7 +421,7 @@ def test_a_job_left_before_gathering_is_deserted() -> None:
     assert not driver.machine.deserted()
     waiting = driver.register(0, 10)
     assert driver.open(1) is None
-    driver.machine.drop(waiting)
+    waiting.drop()
     assert not driver.machine.deserted()
     driver.machine.task_table.tasks[1].attached = False
     driver.wait(12)
@@ -467,20 +439,16 @@ def test_an_arrival_looks_at_no_other_task() -> None:
     members = frozenset(range(count))
     for task_id in range(count):
         driver.barrier(task_id)
-        driver.make(lambda call, t=task_id: machine.liveness.arrive(call, t, members, driver.now))  # type: ignore[misc]
+        driver.make(lambda call: machine.liveness.arrive(call, members), task_id)
     assert machine.barriers.passed == 1 and looked.looks == 0
     for task_id in range(count):
-        driver.make(lambda call, t=task_id: machine.shut_down(call, t, True, driver.now))  # type: ignore[misc]
+        driver.make(machine.shut_down, task_id)
     assert machine.all_shut_down() and looked.looks <= 2
     gathering = Driver(count + 1, sessions=False)
     tasks = gathering.machine.task_table.tasks = CountedLooks(gathering.machine.task_table.tasks)
     for task_id in members:
         gathering.open(task_id)
-        gathering.make(
-            lambda call, t=task_id: gathering.machine.registration.wait_for_all(
-                call, t, gathering.now, 5.0
-            )
-        )  # type: ignore[misc]
+        gathering.make(gathering.machine.registration.wait_for_all, task_id, 5.0)
     gathering.now = 5.0
     gathering.machine.timers.expire(gathering.now)
-    assert len(gathering.machine.completions) == count and tasks.looks <= 1
+    assert len(gathering.machine.answers) == count and tasks.looks <= 1

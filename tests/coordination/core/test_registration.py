@@ -39,8 +39,7 @@ def test_a_restart_needs_a_recoverable_job() -> None:
         driver = Driver(2, sessions=False, recoverable=recoverable)
         driver.register(0, 10)
         driver.register(1, 20)
-        poll = driver.call()
-        driver.machine.poll_for_error(poll, 0)
+        poll = driver.make(driver.machine.polls.poll)
         again = driver.register(1, 21)
         assert driver.code(again) is (Code.OK if recoverable else Code.ABORTED)
         assert driver.code(poll) is (None if recoverable else Code.ABORTED)
@@ -54,9 +53,8 @@ def test_two_channels_are_one_task() -> None:
     driver.register(0, 10)
     driver.wait(15, beating=(0, 1))
     assert driver.machine.task_table.tasks[0].state is TaskState.CONNECTED
-    call = driver.call()
-    driver.machine.shut_down(call, 0, False, driver.now)
-    assert driver.settle()[call] == (None, None)
+    call = driver.make(driver.machine.shut_down, session=False)
+    assert driver.answers[call] == (None, None)
     assert driver.machine.task_table.tasks[0].state is TaskState.CONNECTED
     assert driver.open(0, life=2) is None
     assert driver.answers[driver.register(0, 11)] == (7, None)
@@ -84,16 +82,14 @@ def test_a_wait_names_who_has_not_come() -> None:
     driver = Driver(3, sessions=False)
     assert driver.open(0) is None
     registration = driver.machine.registration
-    late = driver.make(lambda call: registration.wait_for_all(call, 0, driver.now, driver.now + 2))
+    late = driver.make(registration.wait_for_all, 0, 2.0)
     driver.wait(3, beating=(0,))
     assert driver.code(late) is Code.DEADLINE_EXCEEDED
     assert (
         driver.message(late)
         == "1 of 3 registered, missing processes 1 (never seen), 2 (never seen); waited 2.0 s"
     )
-    again = driver.make(
-        lambda call: registration.wait_for_all(call, 0, driver.now, driver.now + 60)
-    )
+    again = driver.make(registration.wait_for_all, 0, 60.0)
     assert driver.open(1) is None and not registration.gathered
     agent = driver.register(2, 20)
     assert driver.value(again) == driver.value(agent) == 7 and registration.gathered
@@ -103,9 +99,9 @@ def test_a_registration_whose_client_has_gone_is_forgotten() -> None:
     """It counts no longer, neither as there nor as waiting."""
     driver = Driver(2, sessions=False)
     gone = driver.register(0, 10)
-    assert driver.machine.registration.waiting() == [0] and driver.machine.registration.held(0)
-    driver.machine.drop(gone)
-    assert driver.machine.registration.waiting() == [] and not driver.machine.registration.held(0)
+    assert driver.machine.waiting_calls() == {0: 1} and driver.machine.registration.held(0)
+    gone.drop()
+    assert driver.machine.waiting_calls() == {} and not driver.machine.registration.held(0)
     assert driver.code(driver.register(1, 20)) is None
 
 
@@ -153,12 +149,12 @@ def test_a_new_life_ends_the_former_one() -> None:
     assert driver.code(waiting) is Code.INTERNAL
     assert driver.machine.task_table.connected(0)
     strict = Driver(2)
-    poll = strict.make(
-        lambda call: strict.machine.registration.wait_for_all(call, 0, strict.now, 60.0)
-    )
+    poll = strict.make(strict.machine.registration.wait_for_all, 0, 60.0)
     assert strict.value(poll) == 7
     status = strict.open(0, life=2)
-    assert status is not None and status.code is Code.ABORTED and strict.machine.error is status
+    assert (
+        status is not None and status.code is Code.ABORTED and strict.machine.polls.error is status
+    )
     assert (
         status.message
         == "process 0 cannot come back, the job is not recoverable: it has been restarted"
@@ -180,7 +176,7 @@ def test_lives_are_numbered() -> None:
     driver.machine.report_exit(0, -9, driver.now)
     driver.register(0, 52)
     assert task.life == 3
-    driver.make(lambda call: driver.machine.shut_down(call, 0, False, driver.now))
+    driver.make(driver.machine.shut_down, session=False)
     assert driver.open(0, life=4) is None
     assert task.life == 4
     driver.register(0, 53)

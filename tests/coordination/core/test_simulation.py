@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from holdfast.coordination.core.barriers import Barrier, Barriers
+from holdfast.coordination.core.calls import Timers
+from holdfast.coordination.core.gathering import ShutdownBarrier
 from holdfast.coordination.core.keys import Keys
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.core.registration import Registration
-from holdfast.coordination.core.shutdown_barrier import ShutdownBarrier
-from holdfast.coordination.core.status import Completion
 from holdfast.coordination.core.task_table import Task, TaskState, TaskTable
-from holdfast.coordination.core.timers import Timers
 from tests.support.simulated_service import Disk
 from tests.support.simulated_world import Faults, Violation
 from tests.support.simulator import Simulation
@@ -141,9 +140,9 @@ def test_four_thousand_processes_and_a_service_that_crashes(seed: int, deaths: i
         assert results == {("all", counter): "OK" for counter in range(4)}
 
 
-def early(barriers: Any, barrier: Barrier, arrival: Any, now: float) -> None:
-    barrier.arrived[arrival.task_id] = (arrival.life, now)
-    barrier.waiting[arrival.task_id] = arrival.call
+def early(barriers: Any, barrier: Barrier, arrival: Any) -> None:
+    barrier.arrived[arrival.task_id] = (arrival.life, arrival.call.came)
+    barrier.waiting.replace(arrival.call)
     if len(barrier.arrived) >= len(barrier.participants) - 1:
         barriers._finish(barrier, None)
 
@@ -166,7 +165,7 @@ def late(machine: Machine) -> float:
 
 
 def impatient(machine: Machine, task: Task, why: str, now: float) -> None:
-    machine._lose(task, TaskState.DISCONNECTED, now)  # though it waits for the others
+    machine.task_table.lose(task, TaskState.DISCONNECTED, now)  # though it waits for the others
 
 
 def forgiving(table: TaskTable, task: Task) -> None:
@@ -174,17 +173,15 @@ def forgiving(table: TaskTable, task: Task) -> None:
 
 
 def hasty(registration: Any, now: float) -> None:
-    for call, wait in registration._gathering.items():
-        wait.done = True
-        registration.gathered = True
-        registration._completions.succeed(call, 7)
-    registration._gathering = {}
+    registration.gathered = registration.gathered or bool(registration.sessions)
+    registration.sessions.succeed(7)
 
 
 def at_once(shutdown_barrier: Any, now: float) -> None:
-    for wait in shutdown_barrier._take():
-        shutdown_barrier._completions.append(Completion(wait.call, None, None))
-        shutdown_barrier._leave(shutdown_barrier._task_table.tasks[wait.task_id], now)
+    leaving = list(shutdown_barrier)
+    shutdown_barrier.succeed()
+    for task_id in leaving:
+        shutdown_barrier._task_table.leave(shutdown_barrier._task_table.tasks[task_id], now)
 
 
 def grudging(registration: Any, task_id: int, *arguments: Any) -> Any:

@@ -188,7 +188,7 @@ def test_who_meets_a_defect_is_answered(
     stream = InMemoryStream()
     service.stream_frame(stream, _frame(open=session_pb2.Open(process_id=0, incarnation=5)))
     monkeypatch.setitem(SPECIAL, REPORT_EXIT, (session_pb2.ReportExitRequest, _raises))
-    monkeypatch.setattr(UnaryCall, "_body", _raises)
+    monkeypatch.setattr(UnaryCall, "encoded", _raises)
     monkeypatch.setattr(service.machine, "report", _raises)
     for _ in range(2):
         outcome = _answer(service, REPORT_EXIT, session_pb2.ReportExitRequest())

@@ -20,8 +20,7 @@ from holdfast.coordination.names import (
 from holdfast.coordination.server.profiles import (
     MESSAGE_BYTES,
     RPCS,
-    Call,
-    Caller,
+    Requested,
     message_of,
     payloads,
     status_details,
@@ -31,21 +30,22 @@ from holdfast.proto import coordination_b_pb2 as b
 from holdfast.proto import coordination_pb2 as a
 from tests.support.driver import Driver
 
-TASK_0 = Caller(0, 100, True)
 
-
-def answer(driver: Driver, path: str, request: Any, response: Any, caller: Caller = TASK_0) -> Any:
+def answer(
+    driver: Driver, path: str, request: Any, response: Any, task_id: int = 0, **facts: Any
+) -> Any:
     """Runs one rpc and returns its response; None while it waits."""
-    rpc = RPCS[path]
-    call = driver.make(
-        lambda call: rpc.run(
-            Call(driver.machine, call, rpc.parse(request.SerializeToString()), caller, driver.now)
-        )
-    )
-    return (
-        response.FromString(rpc.encode(driver.machine, driver.value(call), caller))
-        if call in driver.answers
-        else None
+    call = asking(driver, path, task_id, **facts)
+    call.run(driver.machine, request.SerializeToString())
+    driver.settle()
+    return response.FromString(call.encoded(driver.machine)) if call.done else None
+
+
+def asking(driver: Driver, path: str, task_id: int = 0, **facts: Any) -> Requested:
+    facts = {"incarnation": 100, "session": True} | facts
+    life = driver.machine.task_table.life_of(task_id, facts["incarnation"])
+    return Requested(
+        driver.machine, RPCS[path], task_id=task_id, came=driver.now, life=life, **facts
     )
 
 
@@ -128,7 +128,13 @@ def test_a_barrier_of_both_profiles_is_one_barrier() -> None:
     )
     assert (
         answer(
-            driver, PROFILE_B + "Barrier", request_b, b.BarrierResponse, Caller(1, 101, False)
+            driver,
+            PROFILE_B + "Barrier",
+            request_b,
+            b.BarrierResponse,
+            task_id=1,
+            incarnation=101,
+            session=False,
         ).counter
         == 0
     )
@@ -138,10 +144,9 @@ def test_a_participant_that_is_named_twice_is_refused() -> None:
     """Both as ids and as tasks."""
     driver = Driver(2)
     request = a.BarrierRequest(barrier_id="b", barrier_timeout_in_ms=5000, task_ids=[0, 1, 1])
-    rpc = RPCS[PROFILE_A + "Barrier"]
-    call = driver.make(
-        lambda call: rpc.run(Call(driver.machine, call, request, Caller(0, 100, True), driver.now))
-    )
+    call = asking(driver, PROFILE_A + "Barrier")
+    call.run(driver.machine, request.SerializeToString())
+    driver.settle()
     what = "Conflicting tasks specified by different processes for the same barrier: b::0."
     assert driver.message(call) == f"{what} Process 0 named a participant twice"
 
@@ -152,12 +157,9 @@ def test_a_participant_that_is_named_twice_is_refused() -> None:
 def test_profile_b_must_have_registered(method: str) -> None:
     """Its calls prove nothing else: without an agent they are INVALID_ARGUMENT."""
     driver = Driver(2)
-    rpc = RPCS[PROFILE_B + method]
-    call = driver.make(
-        lambda call: rpc.run(
-            Call(driver.machine, call, rpc.parse(b""), Caller(0, 0, False), driver.now)
-        )
-    )
+    call = asking(driver, PROFILE_B + method, session=False)
+    call.run(driver.machine, b"")
+    driver.settle()
     assert driver.message(call) == "process 0 is not registered; expected a registration first"
 
 
@@ -223,16 +225,16 @@ def test_the_living_never_have_incarnation_0() -> None:
     for task_id in range(3):
         driver.register(task_id, 10 + task_id)
     both = frozenset((0, 1))
-    asked = driver.make(lambda call: driver.machine.liveness.arrive(call, 0, both, driver.now))
-    last = driver.make(lambda call: driver.machine.liveness.arrive(call, 1, both, driver.now))
+    calls = [
+        asking(driver, PROFILE_A + "GetAliveTasks", task_id, session=False) for task_id in (0, 1)
+    ]
+    for call in calls:
+        driver.machine.liveness.arrive(call, both)
     for task_id in range(3):
-        driver.make(lambda call, t=task_id: driver.machine.shut_down(call, t, False, driver.now))  # type: ignore[misc]
+        driver.make(driver.machine.shut_down, task_id, session=False)
     assert driver.machine.all_shut_down()
-    for call in (asked, last):
-        rpc = RPCS[PROFILE_A + "GetAliveTasks"]
-        response = a.GetAliveTasksResponse.FromString(
-            rpc.encode(driver.machine, driver.value(call), Caller(0, 10, False))
-        )
+    for call in calls:
+        response = a.GetAliveTasksResponse.FromString(call.encoded(driver.machine))
         assert dict(zip(response.alive_task_ids, response.incarnations, strict=True)) == {
             0: 10,
             1: 11,
@@ -244,15 +246,11 @@ def test_equal_watches_share_one_answer() -> None:
     version is encoded anew.
     """
     driver = Driver(2)
-    encode = RPCS[PROFILE_A + "WatchTasks"].encode
-    answers = [
-        encode(driver.machine, driver.machine.task_table.version, TASK_0) for _ in range(100)
-    ]
+    call = asking(driver, PROFILE_A + "WatchTasks")
+    answers = [call.encoded(driver.machine) for _ in range(100)]
     assert all(answer is answers[0] for answer in answers)
-    driver.make(lambda call: driver.machine.report_error(call, 1, 13, "boom", driver.now))
-    newer = a.WatchTasksResponse.FromString(
-        encode(driver.machine, driver.machine.task_table.version, TASK_0)
-    )
+    driver.make(lambda call: driver.machine.report_error(call, 13, "boom"), 1)
+    newer = a.WatchTasksResponse.FromString(call.encoded(driver.machine))
     assert (
         newer.task_state[1].state == a.TaskState.ERROR
         and newer.version_number == driver.machine.task_table.version

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.coordination.client.answers import make_error
 from holdfast.coordination.core.barriers import Arrival
+from holdfast.coordination.core.calls import Call
 from holdfast.coordination.core.status import MAX_NAMED
 from holdfast.coordination.errors import BarrierTimeout
 from holdfast.coordination.limits import Limits
@@ -252,8 +253,9 @@ def test_live_processes_looks_at_the_set_once() -> None:
     ComparedTask.looks = 0
     for _ in range(3):
         for task_id in range(COUNT):
-            crowd.machine.liveness.arrive(object(), task_id, everyone, crowd.now)
-        taken = crowd.machine.completions.take()
+            call = Call(crowd.machine.answers, task_id, crowd.now)
+            crowd.machine.liveness.arrive(call, everyone)
+        taken = crowd.machine.take_answers()
         assert len(taken) == COUNT and len({id(each.value) for each in taken}) == 1
     assert ComparedTask.looks <= 12 * COUNT
 
@@ -280,17 +282,9 @@ def test_a_barrier_compares_no_sets() -> None:
     ComparedSet.looks = 0
     for counter in range(1, 4):
         for task_id in range(COUNT):
-            arrival = Arrival(
-                object(),
-                task_id,
-                life=0,
-                name="b",
-                counter=counter,
-                deadline=crowd.now + 60,
-                participants=everyone,
-            )
-            crowd.machine.barrier(arrival, crowd.now)
-        assert [each.status for each in crowd.machine.completions.take()] == [None] * COUNT
+            call = Call(crowd.machine.answers, task_id, crowd.now, deadline=crowd.now + 60)
+            crowd.machine.barrier(Arrival(call, "b", counter, everyone))
+        assert [each.status for each in crowd.machine.take_answers()] == [None] * COUNT
     assert ComparedSet.looks == 0
 
 

@@ -49,8 +49,8 @@ class Sessions:
         )
 
     def flush(self) -> None:
-        for completion in self.machine.completions.take():
-            completion.call.answer(self.machine, completion)
+        for call in self.machine.take_answers():
+            call.answer(self.machine)  # type: ignore[attr-defined]
         self.sessions.note_changes(self.now)
 
     def tick(self, seconds: float) -> None:
@@ -253,7 +253,9 @@ def test_a_process_without_an_answer_is_passed_over() -> None:
 
     def ask(task_id: int) -> InMemoryWriter:
         writer = InMemoryWriter()
-        sessions.sessions.ask_stacks(StacksCall(writer, task_id), task_id, sessions.now)
+        sessions.sessions.ask_stacks(
+            StacksCall(writer, sessions.machine, task_id, sessions.now), task_id
+        )
         sessions.flush()
         return writer
 
@@ -265,10 +267,7 @@ def test_a_process_without_an_answer_is_passed_over() -> None:
     )
     sessions.tick(21.0)
     assert silent.outcome == ("DEADLINE_EXCEEDED", "the process did not answer within 20 s")
-    sessions.machine.keys.insert(
-        object(), "holdfast/stacks/2", b'{"why": "stuck", "stacks": "here"}', False
-    )
-    sessions.machine.completions.clear()
+    sessions.machine.keys.put("holdfast/stacks/2", b'{"why": "stuck", "stacks": "here"}')
     left = ask(2)
     assert left.outcome is not None and left.outcome[0] == "OK"
     assert (
@@ -284,7 +283,7 @@ def test_nobody_waits_for_who_goes_away() -> None:
     sessions = Sessions()
     writer = InMemoryWriter()
     sessions.request(1, 1, "Stacks", session_pb2.StacksRequest(task_id=1))
-    sessions.sessions.ask_stacks(StacksCall(writer, 1), 1, sessions.now)
+    sessions.sessions.ask_stacks(StacksCall(writer, sessions.machine, 1, sessions.now), 1)
     sessions.sessions.closed(sessions.streams[1])
     sessions.flush()
     assert writer.outcome == ("UNAVAILABLE", "process 1 has ended its Session, so it cannot answer")

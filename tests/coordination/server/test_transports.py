@@ -141,7 +141,7 @@ def test_a_client_that_goes_away_waits_no_longer(served: Served, channel: grpc.C
 
     def wait_for(count: int) -> None:
         deadline = Deadline(20)
-        while len(served.service.machine.keys._by_call) != count:
+        while len(list(served.service.machine.keys.waiting())) != count:
             assert not deadline.passed()
             channel.unary_unary(STATUS)(b"", timeout=20)  # a turn of the service's loop
 
