@@ -19,7 +19,7 @@ from ..core.devices import Node
 from ..core.machine import Machine
 from ..core.status import Code
 from ..names import PROFILE_D, Claim
-from .profiles import Requested, Rpc, profile, registered
+from .profiles import Requested, Rpc, Run, profile, registered
 
 _VERSIONS = (1, 2, 3)
 _RENUMBERED = 3  # the version from which on LocalTopologyProto has a boot id
@@ -30,13 +30,17 @@ def _session_of(machine: Machine, version: int) -> int:
     return (machine.config.incarnation & ~_VERSION_BITS) | version
 
 
-def _known(machine: Machine, call: Requested) -> bool:
-    """Returns whether the call names a session of ours; answers the call if not."""
-    if call.request.session_id in [_session_of(machine, version) for version in _VERSIONS]:
-        return True
-    sentence = "the session is not one of this service; expected one that Connect has returned"
-    call.refuse(Code.INVALID_ARGUMENT, sentence)
-    return False
+def _known(run: Run) -> Run:
+    """Returns `run` for calls that name a session of ours. The others are refused."""
+
+    def checked(machine: Machine, call: Requested) -> None:
+        if call.request.session_id in [_session_of(machine, version) for version in _VERSIONS]:
+            run(machine, call)
+            return
+        sentence = "the session is not one of this service; expected one that Connect has returned"
+        call.refuse(Code.INVALID_ARGUMENT, sentence)
+
+    return checked
 
 
 def _name(call: Call, name: bytes) -> str | None:
@@ -66,9 +70,8 @@ def _connect(machine: Machine, call: Requested) -> None:
     machine.registration.register(call)
 
 
+@_known
 def _enumerate(machine: Machine, call: Requested) -> None:
-    if not _known(machine, call):
-        return
     topology = call.request.local_topology
     node_id = topology.node_id
     if not machine.task_table.connected(node_id):
@@ -80,32 +83,25 @@ def _enumerate(machine: Machine, call: Requested) -> None:
     machine.devices.enumerate(call, node_id, node)
 
 
+@_known
 def _get(machine: Machine, call: Requested) -> None:
-    if _known(machine, call) and (key := _name(call, call.request.key)) is not None:
+    if (key := _name(call, call.request.key)) is not None:
         _limit(call)
         machine.keys.get(call, key)
 
 
+@_known
 def _set(machine: Machine, call: Requested) -> None:
-    if _known(machine, call) and (key := _name(call, call.request.key)) is not None:
+    if (key := _name(call, call.request.key)) is not None:
         machine.keys.insert(call, key, call.request.value, allow_overwrite=True)
 
 
+@_known
+@registered
 def _barrier(machine: Machine, call: Requested) -> None:
-    known = _known(machine, call) and registered(machine, call)
-    if known and (name := _name(call, call.request.barrier_id)) is not None:
+    if (name := _name(call, call.request.barrier_id)) is not None:
         _limit(call)
         machine.barrier(Arrival(call, name, machine.barriers.counter_for(name, call.task_id)))
-
-
-def _heartbeat(machine: Machine, call: Requested) -> None:
-    if _known(machine, call):
-        machine.heartbeat(call)
-
-
-def _shut_down(machine: Machine, call: Requested) -> None:
-    if _known(machine, call):
-        machine.shut_down(call)
 
 
 def _parse_enumerate(body: bytes) -> Any:
@@ -156,8 +152,8 @@ _RPCS = profile(
         "KeyValueGet": Rpc(_get, _encode_value, waits=True, late=Code.NOT_FOUND),
         "KeyValueSet": Rpc(_set),
         "WaitAtBarrier": Rpc(_barrier),
-        "Heartbeat": Rpc(_heartbeat),
-        "Shutdown": Rpc(_shut_down),
+        "Heartbeat": Rpc(_known(Machine.heartbeat)),
+        "Shutdown": Rpc(_known(Machine.shut_down)),
     },
 )
 _RPCS["EnumerateDevices"] = replace(_RPCS["EnumerateDevices"], parse=_parse_enumerate)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from holdfast.proto import coordination_b_pb2 as b
 from holdfast.proto import coordination_pb2 as a
@@ -54,6 +54,9 @@ class Requested(Call):
         return machine.encodings.of(encode, self.value, lambda: encode(machine, self))
 
 
+Run: TypeAlias = Callable[[Machine, Requested], None]
+
+
 def encode_nothing(machine: Machine, call: Call) -> bytes:
     """Encodes the response of an rpc that returns nothing."""
     return b""
@@ -71,7 +74,7 @@ class Rpc:
     calls get one value, which is encoded once. `late`: the code of a call whose time is over.
     """
 
-    run: Callable[[Machine, Requested], None]
+    run: Run
     encode: Callable[[Machine, Requested], bytes] = encode_nothing
     parse: Callable[[bytes], Any] = bytes
     claim: Callable[[Any], Claim] = claim_of
@@ -91,6 +94,22 @@ def profile(messages: Any, rpcs: Mapping[str, Rpc]) -> dict[str, Rpc]:
     }
 
 
+def registered(run: Run) -> Run:
+    """Returns `run` for calls of profiles B and D, which prove nothing more: those of a task for
+    which an agent has registered. The others are refused.
+    """
+
+    def checked(machine: Machine, call: Requested) -> None:
+        task = machine.task_table.get(call.task_id)
+        if task is not None and task.agent:
+            run(machine, call)
+            return
+        sentence = f"process {call.task_id} is not registered; expected a registration first"
+        call.refuse(Code.INVALID_ARGUMENT, sentence)
+
+    return checked
+
+
 # --- Profile A
 
 
@@ -99,18 +118,6 @@ def _register(machine: Machine, call: Requested) -> None:
         machine.registration.wait_for_all(call)
     else:
         machine.registration.register(call)
-
-
-def _beat(machine: Machine, call: Requested) -> None:
-    machine.heartbeat(call)
-
-
-def _poll(machine: Machine, call: Requested) -> None:
-    machine.polls.poll(call)
-
-
-def _shut_down(machine: Machine, call: Requested) -> None:
-    machine.shut_down(call)
 
 
 def _watch(machine: Machine, call: Requested) -> None:
@@ -169,9 +176,9 @@ def _alive(machine: Machine, call: Requested) -> None:
     machine.liveness.arrive(call, _participants(machine, call, call.request.task_ids))
 
 
-def _report_error(machine: Machine, call: Requested) -> None:
-    if registered(machine, call):
-        machine.report_error(call, call.request.error_code, call.request.error_message)
+def report_error(machine: Machine, call: Requested) -> None:
+    """Puts the caller into ERROR."""
+    machine.report_error(call, call.request.error_code, call.request.error_message)
 
 
 def task_info(task: Task, session: bool) -> a.TaskInfo:
@@ -238,9 +245,11 @@ RPCS_A = profile(
     a,
     {
         "RegisterTask": Rpc(_register, _encode_registered, waits=True, registers=True),
-        "Heartbeat": Rpc(_beat, _encode_registered, lost=True),
-        "PollForError": Rpc(_poll, waits=True, lost=True, kept=True),
-        "ShutdownTask": Rpc(_shut_down, lost=True),
+        "Heartbeat": Rpc(Machine.heartbeat, _encode_registered, lost=True),
+        "PollForError": Rpc(
+            lambda machine, call: machine.polls.poll(call), waits=True, lost=True, kept=True
+        ),
+        "ShutdownTask": Rpc(Machine.shut_down, lost=True),
         "WatchTasks": Rpc(_watch, _encode_watch, waits=True, kept=True),
         "InsertKeyValue": Rpc(_insert),
         "GetKeyValue": Rpc(_get, _encode_kv, waits=True, kept=True, shared=True),
@@ -251,39 +260,22 @@ RPCS_A = profile(
         "Barrier": Rpc(_barrier, _encode_barrier, kept=True),
         "CancelBarrier": Rpc(_cancel_barrier),
         "GetAliveTasks": Rpc(_alive, _encode_alive, waits=True, shared=True),
-        "ReportErrorToService": Rpc(_report_error),
+        "ReportErrorToService": Rpc(registered(report_error)),
     },
 )
 
 # --- Profile B, where it differs
 
 
-def registered(machine: Machine, call: Call) -> bool:
-    """Returns whether an agent has registered for the caller's task; answers the call if not.
-    Profiles B and D prove nothing more.
-    """
-    task = machine.task_table.get(call.task_id)
-    if task is not None and task.agent:
-        return True
-    sentence = f"process {call.task_id} is not registered; expected a registration first"
-    call.refuse(Code.INVALID_ARGUMENT, sentence)
-    return False
-
-
+@registered
 def _barrier_b(machine: Machine, call: Requested) -> None:
-    if registered(machine, call):
-        _arrive(machine, call, [task.task_id for task in call.request.tasks])
+    _arrive(machine, call, [task.task_id for task in call.request.tasks])
 
 
-def _cancel_barrier_b(machine: Machine, call: Requested) -> None:
-    if registered(machine, call):
-        _cancel_barrier(machine, call)
-
-
+@registered
 def _alive_b(machine: Machine, call: Requested) -> None:
-    if registered(machine, call):
-        named = frozenset(task.task_id for task in call.request.tasks)
-        machine.liveness.arrive(call, named)
+    named = frozenset(task.task_id for task in call.request.tasks)
+    machine.liveness.arrive(call, named)
 
 
 def _states_b(machine: Machine, call: Requested) -> None:
@@ -342,10 +334,10 @@ RPCS_B = profile(
     b,
     {
         "RegisterTask": Rpc(_register, _encode_registered_b, waits=True, registers=True),
-        "Heartbeat": Rpc(_beat, _encode_registered_b),
-        "PollForError": Rpc(_poll, waits=True),
-        "ShutdownTask": Rpc(_shut_down),
-        "ReportErrorToService": Rpc(_report_error),
+        "Heartbeat": Rpc(Machine.heartbeat, _encode_registered_b),
+        "PollForError": Rpc(lambda machine, call: machine.polls.poll(call), waits=True),
+        "ShutdownTask": Rpc(Machine.shut_down),
+        "ReportErrorToService": Rpc(registered(report_error)),
         "GetTaskState": Rpc(_states_b, _encode_states_b),
         "WatchJobState": Rpc(_watch, _encode_watch_b, waits=True),
         "InsertKeyValue": Rpc(_insert),
@@ -355,7 +347,7 @@ RPCS_B = profile(
         "GetKeyValueDir": Rpc(_list_dir, _encode_dir),
         "DeleteKeyValue": Rpc(_delete),
         "Barrier": Rpc(_barrier_b, _encode_barrier),
-        "CancelBarrier": Rpc(_cancel_barrier_b),
+        "CancelBarrier": Rpc(registered(_cancel_barrier)),
         "GetAliveTasks": Rpc(_alive_b, _encode_alive_b, waits=True, shared=True),
     },
 )

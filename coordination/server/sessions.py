@@ -23,7 +23,7 @@ from ..task_bits import bytes_of
 from .admission import TaskOwners
 from .defects import Defects
 from .job_status import left_stacks, progress_message
-from .profiles import RPCS_A, Requested, Rpc, message_of, payloads, task_info
+from .profiles import RPCS_A, Requested, Rpc, message_of, payloads, report_error, task_info
 
 log = logging.getLogger("holdfast.coordination")
 
@@ -243,10 +243,6 @@ def _report_again(machine: Machine, call: Requested) -> None:
     _report(machine, call, again=True)
 
 
-def _report_error(machine: Machine, call: Requested) -> None:
-    machine.report_error(call, call.request.error_code, call.request.error_message)
-
-
 def _set_keys(machine: Machine, call: Requested) -> None:
     machine.keys.set_many(call, [(entry.key, entry.value) for entry in call.request.entries])
 
@@ -307,7 +303,7 @@ class SessionStreams:
         self._rpcs = RPCS_A | {
             "Report": Rpc(_report, parse=session_pb2.ReportRequest.FromString),
             REPORT_AGAIN: Rpc(_report_again, parse=session_pb2.ReportRequest.FromString),
-            "ReportError": Rpc(_report_error, parse=session_pb2.ReportErrorRequest.FromString),
+            "ReportError": Rpc(report_error, parse=session_pb2.ReportErrorRequest.FromString),
             "SetKeys": Rpc(_set_keys, parse=session_pb2.SetKeysRequest.FromString),
             "GetStatus": Rpc(
                 lambda machine, call: call.succeed(job_status().SerializeToString()), _encode_bytes
