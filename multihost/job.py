@@ -37,7 +37,6 @@ class Job:
         self.client: Any = None
         self.spec: ProcessSpec | None = None
         self._why_over = ""  # a launcher has said it, to a thread of `run_restartable`
-        self._said_over = threading.Event()  # the same, for who waits for it
         self._restartable: int | None = None  # the thread that outlives the attempt
         self._parts: dict[type, Any] = {}
         self._at_end: list[weakref.WeakMethod[Callable[[], None]]] = []
@@ -82,12 +81,6 @@ class Job:
     def note_over(self, why: str) -> None:
         """Notes that a launcher has ended the attempt."""
         self._why_over = why
-        self._said_over.set()
-
-    def wait_until_over(self, timeout_s: float) -> None:
-        """Returns when a launcher has said that the attempt is over, once, else after the time."""
-        if self._said_over.wait(timeout_s):
-            self._said_over.clear()
 
     def raise_if_over(self) -> None:
         """Raises AttemptOver, once and in the thread that outlives it, when the attempt is over."""

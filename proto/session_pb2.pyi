@@ -19,18 +19,16 @@ class ClientFrame(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ...) -> None: ...
 
 class ServerFrame(_message.Message):
-    __slots__ = ("opened", "reply", "delta", "ask", "over")
+    __slots__ = ("opened", "reply", "delta", "ask")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     ASK_FIELD_NUMBER: _ClassVar[int]
-    OVER_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
     reply: Reply
     delta: Delta
     ask: Ask
-    over: Over
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., over: _Optional[_Union[Over, _Mapping]] = ...) -> None: ...
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("job", "attempt", "process_id", "incarnation", "num_processes", "host", "pid")
@@ -162,12 +160,6 @@ class Ask(_message.Message):
     id: int
     what: str
     def __init__(self, id: _Optional[int] = ..., what: _Optional[str] = ...) -> None: ...
-
-class Over(_message.Message):
-    __slots__ = ("why",)
-    WHY_FIELD_NUMBER: _ClassVar[int]
-    why: str
-    def __init__(self, why: _Optional[str] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("id", "body")

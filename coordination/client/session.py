@@ -8,7 +8,6 @@ again on the next stream meets the results of the first sending.
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import queue
 import secrets
@@ -30,8 +29,6 @@ from ..names import REPORT_AGAIN
 from ..vitals import stacks
 from .answers import METHODS, make_error, status_name
 from .frame_transport import Metadata, open_frame_transport
-
-_log = logging.getLogger("holdfast.coordination")
 
 ANSWER_GRACE_S = 5.0
 """How much longer than a call's own time a client waits for the service to say that the time is
@@ -206,8 +203,6 @@ class SessionTransport:
         elif kind == "ask" and frame.ask.what == "stacks":
             answer = spb.Answer(id=frame.ask.id, body=stacks().encode())
             stream.send(spb.ClientFrame(answer=answer))
-        elif kind == "over":
-            _log.error("%s", frame.over.why)
 
     def ended(self, stream: _SessionStream, code: str, details: str) -> None:
         """Takes the end of a stream. Called by the thread that reads."""

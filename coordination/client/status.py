@@ -96,10 +96,13 @@ class StatusClient:
         response = self._call(_LIST_KEYS, request, coordination_b_pb2.GetKeyValueDirResponse)
         return sorted((entry.key, bytes(entry.value)) for entry in response.kv)
 
-    def wait_for_key(self, key: str, *, timeout_s: float) -> None:
-        """Returns once there is a key; DEADLINE_EXCEEDED where there is none by then."""
+    def wait_for_key(self, key: str, *, timeout_s: float) -> bytes:
+        """Returns the bytes at a key once there is one; DEADLINE_EXCEEDED where there is none by
+        then. Not of a secured coordinator.
+        """
         request = coordination_b_pb2.GetKeyValueRequest(key=key)
-        self._call(_GET_KEY, request, coordination_b_pb2.GetKeyValueResponse, timeout_s)
+        response = self._call(_GET_KEY, request, coordination_b_pb2.GetKeyValueResponse, timeout_s)
+        return bytes(response.kv.value)
 
     def stacks(
         self, process_ids: Sequence[int], *, timeout_s: float = _STACKS_TIMEOUT_S

@@ -275,9 +275,9 @@ class Service:
         writer.succeed(session_pb2.ReportLauncherResponse().SerializeToString())
 
     def _end_attempt(self, request: session_pb2.EndAttemptRequest, writer: ResponseWriter) -> None:
-        """Takes a launcher's word that it ends the processes, and why: every Session hears it, and
-        a key holds it for whoever has none. Why a notice comes, a key says alone: the notice is a
-        signal. The launcher holds the key of a process that has come.
+        """Takes a launcher's word that it ends the processes, or gives them notice, and why: keys
+        hold it, for whoever gets a signal, or listens. The launcher holds the key of a process that
+        has come.
         """
         if self._owners is not None:
             denied = self._owners.may_call(-1, writer.key, writer.names)
@@ -294,7 +294,6 @@ class Service:
         if request.HasField("next"):
             self.machine.keys.put(NEXT_KEY, request.next.SerializeToString())
             self.machine.end_attempt(why)
-        self.sessions.tell_over(why)
         writer.succeed(session_pb2.EndAttemptResponse().SerializeToString())
 
     def status(self, since: float = -math.inf) -> session_pb2.StatusResponse:

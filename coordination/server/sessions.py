@@ -453,12 +453,6 @@ class SessionStreams:
             # At a barrier the call has arrived, and that stays.
             call.refuse(Code.CANCELLED, "the caller took the call back")
 
-    def tell_over(self, why: str) -> None:
-        """Sends every process the word that its launcher has given the attempt up."""
-        frame = session_pb2.ServerFrame(over=session_pb2.Over(why=why)).SerializeToString()
-        for session in self._sessions.values():
-            session.stream.write(frame)
-
     # --- Queries to a client
 
     def ask_stacks(self, call: Call, task_id: int) -> None:

@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import threading
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ from holdfast.coordination import (
     HoldfastError,
     StatusClient,
 )
-from holdfast.coordination.names import NEXT_KEY, OVER_FOLDER
+from holdfast.coordination.names import NEXT_KEY
 from holdfast.proto.session_pb2 import NextAttempt
 
 from ..job import AttemptOver, Job, clear_caches, current_job, forget_job
@@ -44,9 +43,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _STATUS = re.compile(r"[A-Z]+(_[A-Z]+)*: ")
-_ASK_S = 0.1  # between two questions whether the attempt is over, where nobody says so before
 _MARGIN_S = 1.0  # beside the heartbeat timeout, after which a death is known
-_ANSWER_S = 2.0
 _FOR_EVER_MS = 10**10  # four months
 
 
@@ -125,20 +122,15 @@ def _next_attempt(spec: ProcessSpec, error: BaseException) -> NextAttempt | None
     """
     if not any(map(_may_come_from_another, _chain(error))):
         return None
-    job = current_job()
-    member = job.get(Membership)
-    timeout_s = 60.0 if member is None else member.client.heartbeat_timeout_s
-    end = time.monotonic() + timeout_s + _MARGIN_S
-    with StatusClient(spec.coordinator, spec.new_credentials(), timeout_s=_ANSWER_S) as client:
-        while time.monotonic() < end:
-            try:
-                told = dict(client.key_value_dir_get_bytes(OVER_FOLDER))
-            except CoordinationError:
-                return None
-            if NEXT_KEY in told:
-                following = NextAttempt.FromString(told[NEXT_KEY])
-                return following if spec.process_id in following.staying else None
-            job.wait_until_over(_ASK_S)
+    member = current_job().get(Membership)
+    known_s = 60.0 if member is None else member.client.heartbeat_timeout_s
+    with (
+        contextlib.suppress(CoordinationError),
+        StatusClient(spec.coordinator, spec.new_credentials()) as client,
+    ):
+        told = client.wait_for_key(NEXT_KEY, timeout_s=known_s + _MARGIN_S)
+        following = NextAttempt.FromString(told)
+        return following if spec.process_id in following.staying else None
     return None
 
 

@@ -5,7 +5,7 @@ all that goes wrong.
 from __future__ import annotations
 
 import socket
-import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -18,7 +18,7 @@ from holdfast.coordination import (
     JobIdentity,
     StatusClient,
 )
-from holdfast.coordination.names import OVER_FOLDER
+from holdfast.coordination.names import NEXT_KEY, OVER_FOLDER
 from holdfast.proto import session_pb2
 from tests.support.in_process import serving
 from tests.support.secured import at_once
@@ -126,22 +126,22 @@ def test_a_launcher_reports_an_exit() -> None:
         clients[1].close()
 
 
-def test_a_launcher_ends_an_attempt(caplog: pytest.LogCaptureFixture) -> None:
-    """Every process logs why, and a key holds it for those that have no Session."""
+def test_a_launcher_ends_an_attempt() -> None:
+    """Keys hold why, and where those go that stay: who waits for that hears it."""
     with (
         CoordinationService.spawn(1, recoverable=True) as service,
         CoordinationClient(service.address, 0) as client,
+        StatusClient(service.address) as status,
+        ThreadPoolExecutor(1) as pool,
     ):
-        with StatusClient(service.address) as status:
-            status.end_attempt("attempt 3 is over: process 2 was ended by signal 9")
+        waiting = pool.submit(status.wait_for_key, NEXT_KEY, timeout_s=60.0)
+        following = session_pb2.NextAttempt(attempt=4, staying=[0])
+        status.end_attempt("attempt 3 is over: process 2 was ended by signal 9", following)
+        assert session_pb2.NextAttempt.FromString(waiting.result(30)) == following
         assert (
             client.key_value_try_get(f"{OVER_FOLDER}/over")
             == "attempt 3 is over: process 2 was ended by signal 9"
         )
-        client.wait_at_barrier("later than the frame", 30_000)
-        while not caplog.messages:
-            time.sleep(0.01)
-    assert caplog.messages == ["attempt 3 is over: process 2 was ended by signal 9"]
 
 
 def test_a_launcher_reports_where_the_time_went() -> None:

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import jax
 import pytest
@@ -124,19 +123,6 @@ def test_the_end_of_an_attempt_is_raised_once_and_on_one_thread() -> None:
     with pytest.raises(AttemptOver, match="attempt 1 is over"):
         job.raise_if_over()
     job.raise_if_over()
-
-
-def test_who_waits_for_the_end_of_an_attempt_hears_it_at_once() -> None:
-    """Once: who finds nobody to go on with asks again in the usual time."""
-    job = Job()
-    threading.Timer(0.05, job.note_over, ["attempt 1 is over"]).start()
-    began = time.monotonic()
-    job.wait_until_over(60.0)
-    assert time.monotonic() - began < 30.0
-    job.wait_until_over(0.01)
-    job.outlive()
-    with pytest.raises(AttemptOver):
-        job.raise_if_over()
 
 
 def test_what_is_there_is_closed_with_the_attempt() -> None:
