@@ -77,7 +77,8 @@ def check_step(step: Step) -> None:
 
 
 def _check_final(step: Step) -> None:
-    before, after = step.before, step.after
+    before = step.before
+    after = step.after
     if before.final:
         need(after == before and not step.actions, "FINAL", "something happens after the end")
         return
@@ -90,7 +91,8 @@ def _check_final(step: Step) -> None:
 
 
 def _check_attempts(step: Step) -> None:
-    before, after = step.before, step.after
+    before = step.before
+    after = step.after
     for setting, used in after.budget_used.items():
         need(used <= getattr(before.policy, setting), "BUDGET", f"{setting} is overdrawn")
     launches = [action for action in step.actions if isinstance(action, Launch)]
@@ -117,7 +119,9 @@ def _check_rejoin(before: Job, after: Job, actions: tuple[Action, ...]) -> None:
 
 
 def _check_notices(step: Step) -> None:
-    before, event, after = step.before, step.event, step.after
+    before = step.before
+    event = step.event
+    after = step.after
     runs = before.state in (State.RUNNING, State.REJOINING)
     if runs and isinstance(event, Noticed | Stop) and before.alive:
         need(after.state is State.PREEMPTING, "NOTICE", "a preemption that is lost")
@@ -137,7 +141,8 @@ def _check_notices(step: Step) -> None:
 
 def _check_commit(step: Step) -> None:
     """Nobody is ended whom a save needs that can still be committed, while there is time."""
-    before, after = step.before, step.after
+    before = step.before
+    after = step.after
     saves = getattr(step.event, "saves", None) or before.saves
     positions = {p: saves.get(p) for p in (*before.alive, *before.exit_codes)}
     known = [position for position in positions.values() if position is not None]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from holdfast import launch, multihost
 from holdfast.checkpoint import (
@@ -23,7 +23,7 @@ from holdfast.checkpoint import (
     structure,
 )
 
-State = dict[str, jax.Array]
+State = dict[str, NDArray[np.float64]]
 
 
 def train(folder: str, steps: int) -> int:
@@ -35,7 +35,7 @@ def train(folder: str, steps: int) -> int:
         folder, save_policy=policy, keep_policy=KeepBest(3, "loss"), options=options
     ) as manager:
         newest: int | None = manager.latest_step()
-        state: State = {"w": jax.device_put(np.zeros(4))}
+        state: State = {"w": np.zeros(4)}
         if newest is not None:
             state = manager.restore(newest, like=state)
         for step in range((newest or 0) + 1, steps + 1):
