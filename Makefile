@@ -25,7 +25,7 @@ endef
 # Where it is set, each of the suite's thousands of processes compiles the product anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check programs slow slow-libraries coverage figures release accelerator lint types proto docs clean setup same-python
+.PHONY: demo test check programs downstream slow slow-libraries coverage figures release accelerator lint types proto docs clean setup same-python
 
 setup: $(STAMP)
 
@@ -66,6 +66,10 @@ check: $(STAMP)
 # Whole programs, in every ending and under every Python: make programs NAME=plain_jax. tests/programs/README.md says more.
 programs: $(STAMP)
 	$(BIN)/python -m tests.programs $(if $(NAME),--name $(NAME)) $(if $(ENDING),--ending $(ENDING))
+
+# Programs of the shape of those downstream: flax, Keras, Brax, grain, MaxText, Tunix; on Orbax too, where they import it.
+downstream: $(STAMP) slow-libraries
+	$(BIN)/python -m pytest -m "slow or not slow" -n $(SLOW_WORKERS) tests/system/test_clients.py tests/compat/orbax/test_programs.py
 
 slow: $(STAMP) slow-libraries
 	$(BIN)/python -m pytest -m slow -n $(SLOW_WORKERS) --maxschedchunk 1
