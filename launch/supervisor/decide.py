@@ -504,7 +504,7 @@ def _start_anew(job: Job, processes: frozenset[int]) -> Job:
 def _on_progress_while_rejoining(job: Job, event: Progressed, now: float) -> Decision:
     decision = _on_progress(job, event, now)
     job = decision.job
-    back = job.rejoining & event.saves.keys()
+    back = job.rejoining.intersection(event.saves)
     # They say that they can stay once all have come.
     job = replace(job, rejoining=job.rejoining - back, restartable=job.restartable | back)
     if job.rejoining:
@@ -533,7 +533,7 @@ def _committing(job: Job) -> frozenset[int]:
     process that is gone, or cannot report any more, had reported its share.
     """
     # Those that are back have come to the end of it.
-    before = (job.saving_before & job.rejoining & job.alive) - job.saves.keys()
+    before = (job.saving_before & job.rejoining & job.alive).difference(job.saves)
     return (before | _committing_now(job)) - job.silent
 
 
@@ -549,12 +549,12 @@ def _committing_now(job: Job) -> frozenset[int]:
         process: job.saves.get(process, NO_SAVE) for process in (*job.alive, *job.exit_codes)
     }
     latest = _latest_save(job)
-    unheard = job.exit_codes.keys() | job.silent
+    unheard = job.silent.union(job.exit_codes)
     if any(positions[process] < (latest, SaveStage.REPORTED) for process in unheard):
         return frozenset()
     if (latest, SaveStage.SETTLED) in positions.values():
         return frozenset()
-    return job.alive & job.saves.keys()
+    return job.alive.intersection(job.saves)
 
 
 def _clear(job: Job) -> tuple[Job, tuple[Action, ...]]:
@@ -564,7 +564,7 @@ def _clear(job: Job) -> tuple[Job, tuple[Action, ...]]:
     that is leaving has an exit code of its own to end with, and gets nothing.
     """
     free = job.alive - job.leaving - _committing(job)
-    unknown = free - job.saves.keys()
+    unknown = free.difference(job.saves)
     ready = free - unknown - job.killing
     asked = unknown - job.asked
     actions: list[Action] = []

@@ -6,6 +6,7 @@ import pytest
 
 from .mutations import MUTATIONS, Mutation
 from .search import search
+from .transcripts import FOLDER, pages
 
 FAST = 4  # events after the start: some 9,000 decisions
 LONG = 6  # 384,000
@@ -31,3 +32,10 @@ def test_a_rule_that_is_taken_back_is_missed(mutation: Mutation) -> None:
     found = search(FAST, mutation.applied())
     assert found.broken is not None, "no promise misses it"
     assert found.broken.promise == mutation.breaks, found.story
+
+
+def test_transcripts_are_what_is_decided() -> None:
+    """Each page is told anew by the real function, and is the same to the letter. Where it has
+    changed on purpose, `python -m tests.model.decisions.transcripts` writes them.
+    """
+    assert {path.name: path.read_text() for path in FOLDER.glob("*.md")} == pages()

@@ -1,0 +1,177 @@
+"""Writes tests/transcripts/jobs: what the launcher decides, event by event, with why.
+
+`python -m tests.model.decisions.transcripts` writes them anew; a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import NamedTuple
+
+from holdfast.launch import RestartPolicy
+from holdfast.launch.supervisor.decide import decide
+from holdfast.launch.supervisor.job import (
+    Action,
+    Event,
+    Exited,
+    Job,
+    Noticed,
+    Progressed,
+    Reserved,
+    SavePosition,
+    Start,
+    Tick,
+)
+from holdfast.multihost.group.group import SaveStage
+from tests.support.paths import ROOT
+
+FOLDER = ROOT / "tests" / "transcripts" / "jobs"
+POLICY = RestartPolicy(max_failures=3, max_preemptions=3, backoff_jitter=0.0)
+REPORTED = SavePosition(4, SaveStage.REPORTED)
+SETTLED = SavePosition(4, SaveStage.SETTLED)
+
+
+class Scene(NamedTuple):
+    """What happens at one moment, and why it is told."""
+
+    why: str
+    at_s: float
+    events: Sequence[Event]
+
+
+BEGIN = Scene(
+    "The launcher asks for all of the machines at once. A job of three that has two trains nobody.",
+    0.0,
+    [Start(), Reserved(1, 3)],
+)
+PREEMPTION = [
+    BEGIN,
+    Scene(
+        "Steps are reported, and saved steps: these are what a job gets on by.",
+        40.0,
+        [
+            Progressed(1, 90, 80),
+        ],
+    ),
+    Scene(
+        "The machine of process 2 is to be given back in 30 s. One host's notice is everybody's:"
+        " all save the same step. Its deadline is earlier than the launcher's own patience.",
+        50.0,
+        [Noticed("the machine of process 2", deadline=80.0)],
+    ),
+    Scene(
+        "They save, and leave with the code that says so. What counts is that the last has left:"
+        " until then the others may need it.",
+        58.0,
+        [
+            Progressed(1, 97, 97),
+            Exited(1, 0, 75),
+            Exited(1, 1, 75),
+            Exited(1, 2, 75),
+        ],
+    ),
+    Scene(
+        "After the back-off the job asks for machines again, and goes on from step 97.",
+        59.0,
+        [
+            Tick(),
+            Reserved(2, 3),
+        ],
+    ),
+    Scene(
+        "An exit code of 0 means done: no notice is out in this attempt.",
+        90.0,
+        [Progressed(2, 120, 120, done=True), Exited(2, 0, 0), Exited(2, 1, 0), Exited(2, 2, 0)],
+    ),
+]
+REJOIN = [
+    BEGIN,
+    Scene(
+        "All three are in `run_restartable`: they can outlive an attempt. Processes 0 and 2 have"
+        " handed in their shares of a save; process 1 has, too, and its commit needs it no more.",
+        40.0,
+        [
+            Progressed(1, 90, 80, restartable=frozenset(range(3))),
+            Progressed(1, 91, 80, saves=dict.fromkeys(range(3), REPORTED)),
+        ],
+    ),
+    Scene(
+        "Process 1 is killed. The others stay: the next attempt opens at once, and one process is"
+        " started. Nothing is asked for, and nobody waits for a back-off. A save that can still be"
+        " committed has its time.",
+        41.0,
+        [Exited(1, 1, -9)],
+    ),
+    Scene(
+        "Who reports from the new attempt is back. When all are, it runs.",
+        42.0,
+        [
+            Progressed(2, 91, 90, saves={0: SETTLED}, restartable=frozenset({0})),
+            Progressed(2, 91, 90, saves={0: SETTLED, 2: SETTLED}, restartable=frozenset({0, 2})),
+        ],
+    ),
+    Scene(
+        "Process 2 dies while process 1 has yet to say that it can stay. It has only just been"
+        " started, so that nothing is lost by starting it again: process 0 stays.",
+        44.0,
+        [Exited(1, 2, -9)],
+    ),
+    Scene(
+        "Process 0 sits in a call that does not return, and does not come. After 10 s it is"
+        " replaced, never later than a restart of all would have been.",
+        54.0,
+        [Tick()],
+    ),
+]
+PAGES = {
+    "preemption.md": ("A preemption", PREEMPTION),
+    "rejoin.md": ("A process is replaced, and the others stay", REJOIN),
+}
+
+
+def page_of(title: str, scenes: Sequence[Scene]) -> str:
+    """Returns a page: each event, the state after it, the reason that the log has, and the orders
+    to the engine.
+    """
+    job = Job("j", 3, 3, POLICY)
+    texts = [f"# {title}\n\nA job of three processes, as `decide` takes it from event to event.\n"]
+    for scene in scenes:
+        lines = []
+        for event in scene.events:
+            decision = decide(job, event, scene.at_s)
+            job = decision.job
+            lines.append(f"{scene.at_s:5.1f} s  {_shown(event)}")
+            lines.append(f"         {job.state}: {decision.reason}")
+            lines += [f"         > {_shown(action)}" for action in decision.actions]
+        texts.append(f"\n{scene.why}\n\n```text\n" + "\n".join(lines) + "\n```\n")
+    return "".join(texts)
+
+
+def _shown(value: Event | Action) -> str:
+    """Returns an event or an action with what it says beyond its defaults."""
+    said = []
+    for each in fields(value):
+        found = getattr(value, each.name)
+        if found in ("", None, False, 0.0, frozenset(), {}) and each.name not in (
+            "process",
+            "code",
+        ):
+            continue
+        if isinstance(found, frozenset | tuple):
+            found = sorted(found)
+        if isinstance(found, dict):
+            found = {process: position.stage.name.lower() for process, position in found.items()}
+        said.append(f"{each.name}={found}")
+    return f"{type(value).__name__}({', '.join(said)})"
+
+
+def pages() -> dict[str, str]:
+    """Returns the pages, by file."""
+    return {file: page_of(*page) for file, page in PAGES.items()}
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for file, text in pages().items():
+        (FOLDER / file).write_text(text)
