@@ -38,6 +38,8 @@ from crc32c import crc32c
 
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, KeepLast, Local, Options, Progress
 from holdfast.checkpoint.format.record import parse_record
+from holdfast.checkpoint.layouts.detect import restore_checkpoint
+from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
 from holdfast.checkpoint.local_tier.host_folder import HostFolder
 from holdfast.checkpoint.local_tier.inventory import FoundStep, Inventory, living_steps, record_of
 from holdfast.checkpoint.local_tier.part_copier import copy_file
@@ -45,8 +47,8 @@ from holdfast.checkpoint.local_tier.parts import LocalKey, PartSummary
 from holdfast.checkpoint.local_tier.peer_storage import PeerStorage
 from holdfast.checkpoint.peers.part_server import PartServer
 from holdfast.checkpoint.peers.peer_connection import PeerConnection, Peers
-from holdfast.checkpoint.restoring.restore import RestoreOptions, restore_any
 from holdfast.checkpoint.steps.lineage import Branch
+from holdfast.checkpoint.storage.path import StorePath
 from holdfast.checkpoint.storage.threads import run_side_by_side
 
 LEAF_BYTES = 16 << 20
@@ -255,9 +257,8 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
                 peers=connections,
             )
             parsed = parse_record(record, "record")
-            restored = restore_any(
-                storage, part.key.folder, parsed, "state", like=state, options=RestoreOptions()
-            )
+            checkpoint = HoldfastCheckpoint(StorePath(storage, part.key.folder), parsed)
+            restored = restore_checkpoint(checkpoint, like=state)
             jax.block_until_ready(restored)
 
         cores = sorted(os.sched_getaffinity(0))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ from .layouts.detect import (
     restore_items,
 )
 from .layouts.inspection import Structure, structure_of
-from .local_tier.restore_peers import GroupPeers, is_worth_sharing
+from .local_tier.restore_peers import is_worth_sharing
 from .memory.budget import ALONE, MemoryBudget
 from .options import Options, absolute
 from .restoring.match import spans_processes
@@ -45,6 +45,7 @@ from .saving.async_saver import SaveHandle, is_interpreter_ending, refuse_after_
 from .saving.cast import SaveDtype
 from .saving.stager import SaveOrder
 from .single_save import BackgroundSave, SingleSave, save_as_orbax
+from .step_restorer import restore_together
 from .storage.path import StorePath, join, open_storage
 from .storage.threads import do_beside
 from .tools.convert import convert as convert_checkpoint
@@ -232,7 +233,9 @@ def load(  # noqa: PLR0913
         else:
             path = absolute(path)
             with naming_path(path):
-                values = _restore_items(_open_alone(path, wanted), wanted, options)
+                checkpoint = _open_alone(path, wanted)
+                with _naming(checkpoint):
+                    values = restore_items(checkpoint, wanted, options)
     return values[item] if items is None else values
 
 
@@ -244,12 +247,9 @@ def _selection(process: int | None, group: Group | None) -> PerProcessSelection:
     return PerProcessSelection(jax.process_index(), jax.process_count())
 
 
-def _restore_items(
-    checkpoint: CheckpointReader, wanted: Mapping[str, Any], options: RestoreOptions
-) -> dict[str, Any]:
+def _naming(checkpoint: CheckpointReader) -> contextlib.AbstractContextManager[None]:
     info = checkpoint.info
-    with naming_step(info.path, info.step, info.path):
-        return restore_items(checkpoint, wanted, options)
+    return naming_step(info.path, info.step, info.path)
 
 
 def load_async(path: str | os.PathLike[str], like: Any = None, **options: Any) -> Future[Any]:
@@ -315,30 +315,24 @@ def _load_alike(
             storage = open_storage(path)
             return find_checkpoint(storage)[0].name, asks, is_worth_sharing(read, storage, group)
 
-    def restore() -> dict[str, Any]:
+    @contextlib.contextmanager
+    def opened() -> Iterator[CheckpointReader]:
         checkpoint = (
             open_checkpoint(path)
             if is_single_file(path)
             else open_found(StorePath(open_storage(path), folder))
         )
-        agreement.opened(checkpoint.info.save_id)
-        return _restore_items(checkpoint, wanted, options)
+        with _naming(checkpoint):
+            yield checkpoint
 
     folder, asks_hosts, shares = ask_primary(group, f"{name}/folder", find, timeout_s)
     sharers = find_sharers(group, f"{name}/hosts", timeout_s, asks=asks_hosts)
-    agreement = RestoreAgreement(
-        group, name, f"{name_items(wanted)} of {join(where, folder)}", timeout_s
+    what = f"{name_items(wanted)} of {join(where, folder)}"
+    agreement = RestoreAgreement(group, name, what, timeout_s)
+    options = replace(options, memory=replace(options.memory, sharers=sharers))
+    values, verdict, _ = restore_together(
+        agreement, opened, wanted, options, path=where, shares=shares
     )
-    options = replace(
-        options,
-        memory=replace(options.memory, sharers=sharers),
-        before_reading=agreement.before_reading,
-    )
-    with ExitStack() as until_agreed:
-        if shares:
-            peers = until_agreed.enter_context(GroupPeers(group, agreement, options))
-            options = replace(options, peers=peers)
-        values, verdict = agreement.run(restore, where)
     if verdict.error is not None:
         raise verdict.error
     assert values is not None

@@ -4,22 +4,25 @@ group.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from .agreement.exchange import ask_primary
 from .agreement.group_record import SentRecord, read_record_together
 from .agreement.restore_verdict import RestoreAgreement, Verdict, is_small, name_items
 from .errors import Corrupt, HostileCheckpoint, StepGone, StepNotFound, error_text, naming_step
-from .format.record import ItemRecord, Record
+from .format.record import Record
+from .layouts.base import CheckpointReader
 from .layouts.detect import restore_items, why_not_read
+from .layouts.holdfast import HoldfastCheckpoint
 from .local_tier.parts import LocalKey
 from .local_tier.restore_peers import GroupPeers, is_worth_sharing
-from .restoring.renamed import check_rename
-from .restoring.restore import RestoreOptions, restore_any
+from .restoring.restore import RestoreOptions
 from .step_catalog import StepCatalog
 from .steps.holds import take_hold
 from .steps.refusals import why_no_steps
@@ -164,49 +167,38 @@ class StepRestorer:
     ) -> tuple[dict[str, Any] | None, Verdict]:
         """Returns the values by item, and how the restore ended on all processes."""
         self._tries += 1
+        root = self._root
+        path = self._catalog.path_of(step)
+
         agreement = RestoreAgreement(
-            self._root.group,
-            f"{self._root.messages}/restore",
+            root.group,
+            f"{root.messages}/restore",
             f"{name_items(wanted)} of step {step}",
             self._timeout_s,
         )
-        options = replace(options, before_reading=agreement.before_reading)
-        shares = key is None and step not in self._catalog.foreign
-        if not shares or not is_worth_sharing(options.read, self._root.storage, self._root.group):
-            return self._agree_on(step, key, wanted, options, agreement, hold_s=hold_s)
-        # The part servers stay until all have agreed.
-        with GroupPeers(self._root.group, agreement, options) as peers:
-            options = replace(options, peers=peers)
-            outcome = self._agree_on(step, key, wanted, options, agreement, hold_s=hold_s)
-        counts = peers.counts
+
+        @contextlib.contextmanager
+        def opened() -> Iterator[CheckpointReader]:
+            with naming_step(f"step {step}", step, path):
+                if key is not None:
+                    assert self._tier is not None  # it has found the key
+                    with self._tier.opened(key, str(self._tries)) as local:
+                        yield local
+                elif step in self._catalog.foreign:
+                    yield self._catalog.foreign.open(step)
+                else:
+                    yield self._open_durable(step, wanted, options, agreement, hold_s=hold_s)
+
+        is_ours = key is None and step not in self._catalog.foreign
+        shares = is_ours and is_worth_sharing(options.read, root.storage, root.group)
+        values, verdict, counts = restore_together(
+            agreement, opened, wanted, options, path=path, shares=shares
+        )
         self._state.statistics.add(
             restore_store_bytes=counts["store_bytes"],
             restore_peer_bytes=counts["peer_bytes"],
             restore_peer_failures=counts["peer_failed"] + counts["peer_damaged"],
         )
-        return outcome
-
-    def _agree_on(
-        self,
-        step: int,
-        key: LocalKey | None,
-        wanted: Mapping[str, Any],
-        options: RestoreOptions,
-        agreement: RestoreAgreement,
-        *,
-        hold_s: float,
-    ) -> tuple[dict[str, Any] | None, Verdict]:
-        path = self._catalog.path_of(step)
-
-        def restore() -> dict[str, Any]:
-            with naming_step(f"step {step}", step, path):
-                if key is not None:
-                    return self._restore_local(key, wanted, options, agreement)
-                if step in self._catalog.foreign:
-                    return self._restore_foreign(step, wanted, options, agreement)
-                return self._restore_durable(step, wanted, options, agreement, hold_s=hold_s)
-
-        values, verdict = agreement.run(restore, path)
         if verdict.error is None:
             self._state.order.restored(step)
             self._state.lineage.restored()
@@ -225,41 +217,22 @@ class StepRestorer:
                 step=step,
             )
 
-    def _restore_foreign(
+    def _open_durable(
         self,
         step: int,
-        wanted: Mapping[str, Any],
-        options: RestoreOptions,
-        agreement: RestoreAgreement,
-    ) -> dict[str, Any]:
-        checkpoint = self._catalog.foreign.open(step)
-        agreement.opened(checkpoint.info.save_id)
-        return restore_items(checkpoint, wanted, options)
-
-    def _restore_durable(
-        self,
-        step: int,
-        wanted: Mapping[str, Any],
+        wanted: Iterable[str],
         options: RestoreOptions,
         agreement: RestoreAgreement,
         *,
         hold_s: float,
-    ) -> dict[str, Any]:
-        storage = self._root.storage
+    ) -> CheckpointReader:
         folder = self._state.index.folder(step)
         with self._catalog.looking_for(step):
             record, has_room = self._read_record(folder, wanted, options)
         if has_room:
             agreement.found_room()
         self._hold(step, folder, hold_s)
-        agreement.opened(record.writer_id)
-        check_rename(options.rename, _wanted_of(record, wanted))
-        restored = {
-            item: restore_any(storage, folder, record, item, like=like, options=options)
-            for item, like in wanted.items()
-        }
-        options.check_choice()
-        return restored
+        return HoldfastCheckpoint(StorePath(self._root.storage, folder), record)
 
     def _read_record(
         self, folder: str, wanted: Iterable[str], options: RestoreOptions
@@ -274,39 +247,55 @@ class StepRestorer:
             f"{self._root.messages}/record",
             question=str(self._tries),
             timeout_s=self._timeout_s,
-            find_room=lambda record: self._has_room(_wanted_of(record, wanted), options),
+            find_room=lambda record: self._has_room(record, wanted, options),
         )
 
-    def _has_room(self, items: Iterable[ItemRecord], options: RestoreOptions) -> bool:
+    def _has_room(self, record: Record, wanted: Iterable[str], options: RestoreOptions) -> bool:
         """Says whether each process has room for all of the items, were it to read them whole."""
+        items = [record.items[item] for item in wanted if item in record.items]
         nbytes = sum(leaf.nbytes for item in items for leaf in item.leaves)
         if is_small(nbytes, self._root.group.count):
             return True
         # A cast makes copies, of another size.
         return not options.cast and self._root.memory.has_room_for_each(nbytes)
 
-    def _restore_local(
-        self,
-        key: LocalKey,
-        wanted: Mapping[str, Any],
-        options: RestoreOptions,
-        agreement: RestoreAgreement,
-    ) -> dict[str, Any]:
-        tier = self._tier
-        assert tier is not None  # it has found the key
-        storage, record = tier.open_step(key, str(self._tries))
-        agreement.opened(record.writer_id)
-        check_rename(options.rename, _wanted_of(record, wanted))
-        restores = {
-            item: functools.partial(
-                restore_any, storage, key.folder, record, item, like=like, options=options
-            )
-            for item, like in wanted.items()
-        }
-        restored = tier.restore(storage, restores)
-        options.check_choice()
-        return restored
+
+class Together(NamedTuple):
+    """The values by item, how the restore ended on all processes, and what came from where."""
+
+    values: dict[str, Any] | None
+    verdict: Verdict
+    counts: Counter[str]
 
 
-def _wanted_of(record: Record, wanted: Iterable[str]) -> list[ItemRecord]:
-    return [record.items[item] for item in wanted if item in record.items]
+def restore_together(
+    agreement: RestoreAgreement,
+    opened: Callable[[], AbstractContextManager[CheckpointReader]],
+    wanted: Mapping[str, Any],
+    options: RestoreOptions,
+    *,
+    path: str,
+    shares: bool,
+) -> Together:
+    """Restores items of the checkpoint that `opened` opens, on all processes of a group. Blocks.
+
+    Where it `shares`, alike on all, the processes pass on what they read. What any of them runs
+    into is in the verdict of all; the store's errors name a file, or `path`.
+    """
+    options = replace(options, before_reading=agreement.before_reading)
+    counts = Counter[str]()
+    # The part servers stay until all have agreed.
+    with contextlib.ExitStack() as until_agreed:
+        if shares:
+            peers = GroupPeers(agreement.group, agreement, options)
+            until_agreed.enter_context(peers)
+            options = replace(options, peers=peers)
+            counts = peers.counts
+
+        def restore() -> dict[str, Any]:
+            with opened() as checkpoint:
+                agreement.opened(checkpoint.info.save_id)
+                return restore_items(checkpoint, wanted, options)
+
+        values, verdict = agreement.run(restore, path)
+    return Together(values, verdict, counts)

@@ -133,7 +133,7 @@ class RestoreAgreement:
     """
 
     def __init__(self, group: Group, name: str, call: str, timeout_s: float) -> None:
-        self._group = group
+        self.group = group
         self._name = name
         self._call = call
         self._timeout_s = timeout_s
@@ -174,7 +174,7 @@ class RestoreAgreement:
         primary has found it: alike on all processes.
         """
         known = self._has_room or need.item in self._read
-        if known or is_small(need.item_bytes, self._group.count):
+        if known or is_small(need.item_bytes, self.group.count):
             return
         self._read.add(need.item)
         self._go_on(self._agree(f"before {need.item!r} is read", None, need))
@@ -204,7 +204,7 @@ class RestoreAgreement:
     ) -> Verdict:
         if self._verdict is not None:
             return self._verdict
-        if self._group.count == 1:
+        if self.group.count == 1:
             shortage = None if need is None else find_shortage([need])
             error = error if shortage is None else shortage.error()
             return Verdict(error, error is not None and _is_mistake(error, is_open=self._is_open))
@@ -221,7 +221,7 @@ class RestoreAgreement:
     ) -> RestoreAnswer | Verdict:
         """Returns the answer to all where no process has failed, else the verdict here."""
         is_mistake = error is not None and _is_mistake(error, is_open=self._is_open)
-        group = self._group
+        group = self.group
         call = f"{self._call}, {place}"
         sent = None if error is None else SentError.of(error)
         report = RestoreReport(

@@ -36,7 +36,8 @@ class CheckpointInfo:
 
     `items` are kinds by item name: "tree", "json" or "files". `save_id` tells a checkpoint from the
     one that overwrites it, where the layout has such an id. `owners` has the JSON items and items
-    of files of which each process keeps its own, and how many these are.
+    of files of which each process keeps its own, and how many these are. `processes` is how many
+    saved it, where that is known.
     """
 
     layout: str
@@ -49,6 +50,7 @@ class CheckpointInfo:
     metadata: Any = None
     save_id: str = ""
     owners: Mapping[str, int] = field(default_factory=dict)
+    processes: int | None = None
 
     def copies(self, item: str) -> list[int | None]:
         """Returns the processes that keep their own copy of an item.

@@ -24,7 +24,7 @@ from ..errors import (
     TreeMismatch,
 )
 from ..format.item_report import FILE_NAME
-from ..format.json_state import is_iterator
+from ..format.json_state import give_state, is_iterator
 from ..format.own_files import Files, give_files
 from ..format.record import ItemRecord, read_record
 from ..format.step_folders import (
@@ -44,7 +44,7 @@ from ..restoring.match import SAVED
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import ArrayReader
 from ..restoring.renamed import check_rename, renamed
-from ..restoring.restore import RestoreOptions, check_files_like, restore_tree
+from ..restoring.restore import RestoreOptions, check_files_like, owner_of, restore_tree
 from ..restoring.surgery import operate
 from ..restoring.view_reader import read_by_other_paths
 from ..steps.left_behind import Mark, identify_own, left_among, read_marks
@@ -677,22 +677,33 @@ def restore_checkpoint(
     like: Any = None,
     options: RestoreOptions | None = None,
 ) -> Any:
-    """Restores one item of any layout.
+    """Restores one item of any layout: a tree, JSON, files, or the state of an iterator, which is
+    the `like` and is returned. Blocks. "once" is for a step of ours with `peers`.
 
-    "once" is for a step of ours with `peers`; others are read by each process.
+    Raises StepNotFound (no such item), TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
     """
     options = options or RestoreOptions()
-    item = pick_item(checkpoint.info, item)
-    kind = checkpoint.info.items.get(item)
+    info = checkpoint.info
+    own = options.per_process
+    item = pick_item(info, item)
+    kind = info.items.get(item)
     if kind == "files" and is_iterator(like):
-        return _give_grain_state(like, checkpoint, item, options.per_process)
+        return _give_grain_state(like, checkpoint, item, own)
     if kind == "files" or (kind is not None and isinstance(like, Files)):
-        check_files_like(checkpoint.info.path, item, kind, like)
-        return give_files(like, checkpoint.files(item, options.per_process), checkpoint.info.path)
+        check_files_like(info.path, item, kind, like)
+        return give_files(like, checkpoint.files(item, own), info.path)
+    if kind == "json" and (item in info.owners or is_iterator(like)):
+        value = checkpoint.json(item, owner_of(info.path, item, info.processes, own))
+        return give_state(like, value) if is_iterator(like) else value
     if kind == "json":
-        if isinstance(checkpoint, HoldfastCheckpoint):
-            return checkpoint.value(item, like, options)
-        return checkpoint.json(item)
+        return checkpoint.json(item, own.process if own and own.processes is None else 0)
+    return _restore_tree(checkpoint, item, like, options)
+
+
+def _restore_tree(
+    checkpoint: CheckpointReader, item: str, like: Any, options: RestoreOptions
+) -> Any:
+    info = checkpoint.info
     wanted = checkpoint.item(item)
     shared = None
     if isinstance(checkpoint, HoldfastCheckpoint):
@@ -702,14 +713,13 @@ def restore_checkpoint(
         wanted, reader = renamed(wanted, reader, options.rename)
     if options.rules is not None:
         wanted, reader = operate(wanted, reader, options.rules)
-    is_spelled_so = checkpoint.info.layout == "holdfast" and options.rules is None
+    is_spelled_so = info.layout == "holdfast" and options.rules is None
     if not is_spelled_so and like is not None and like is not SAVED:
         wanted, reader = _spelled_like(wanted, reader, like)
-    options = replace(options, read="each", peers=None, rename=None, rules=None)
     try:
         values = restore_tree(reader, wanted, like, options)
     except TreeMismatch as error:
-        error.path = error.path or checkpoint.info.path
+        error.path = error.path or info.path
         raise
     if shared is not None:
         shared.finish()

@@ -11,11 +11,9 @@ from ..format.step_folders import step_of
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import ArrayReader, ItemReader
 from ..restoring.restore import (
-    RestoreOptions,
     VerifyReport,
     open_files,
     read_json,
-    restore_any,
     verify_step,
 )
 from ..restoring.shared_reader import SharedReader, shared_reader
@@ -66,6 +64,7 @@ class HoldfastCheckpoint:
             metadata=record.metadata,
             save_id=record.writer_id,
             owners=owners,
+            processes=record.processes,
         )
 
     def item(self, name: str) -> ItemRecord:
@@ -78,13 +77,6 @@ class HoldfastCheckpoint:
     def shared_reader(self, name: str, peers: RestorePeers | None) -> SharedReader | None:
         """Returns a reader that passes on what several processes need, where that is worth it."""
         return shared_reader(self._folder.storage, self._folder.name, self.item(name), peers)
-
-    def value(self, name: str, like: Any, options: RestoreOptions) -> Any:
-        """Restores an item of JSON, or the state of an iterator, which is `like`."""
-        folder = self._folder
-        return restore_any(
-            folder.storage, folder.name, self.record, name, like=like, options=options
-        )
 
     def json(self, name: str, process: int = 0) -> Any:
         folder = self._folder

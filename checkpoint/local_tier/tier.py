@@ -12,10 +12,10 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from holdfast.multihost.group.runtime import tls_files
 
@@ -27,7 +27,6 @@ from ..errors import (
     StepNotFound,
     failure_of,
 )
-from ..format.record import Record
 from ..layouts.holdfast import HoldfastCheckpoint
 from ..layouts.inspection import Structure, structure_of
 from ..options import Local
@@ -44,7 +43,6 @@ from .local_steps import LocalSteps
 from .meeting import meet
 from .part_copier import PartCopier
 from .parts import LocalKey, StepHead
-from .peer_storage import PeerStorage
 
 _log = logging.getLogger(__name__)
 _COUNTS = (
@@ -55,7 +53,6 @@ _COUNTS = (
     "restores",
     "restores_failed",
 )
-T = TypeVar("T")
 
 
 class LocalTier:
@@ -204,11 +201,15 @@ class LocalTier:
 
     # --- restoring
 
-    def open_step(self, key: LocalKey, question: str) -> tuple[PeerStorage, Record]:
-        """Returns a local step to read from; every process calls it, with the same `question`.
-        Blocks.
+    @contextlib.contextmanager
+    def opened(self, key: LocalKey, question: str) -> Iterator[HoldfastCheckpoint]:
+        """Opens a local step to read from; every process calls it, with the same `question`.
+        Blocks. What is read within counts as a restore.
         """
-        return self._steps.open(key, question)
+        storage, record = self._steps.open(key, question)
+        with contextlib.closing(storage):
+            yield HoldfastCheckpoint(StorePath(storage, key.folder), record)
+        self._count(restores=1)
 
     def head(self, step: int) -> StepHead:
         """Returns metrics and metadata of a local step. Raises StepNotFound, Corrupt."""
@@ -223,20 +224,9 @@ class LocalTier:
         key = next((key for key in self.found() if key.step == step), None)
         if key is None:
             raise StepNotFound(f"the hosts have no step {step} any more", step=step)
-        storage, _ = self.open_step(key, key.folder)
+        storage, record = self._steps.open(key, key.folder)
         with contextlib.closing(storage):
-            return structure_of(HoldfastCheckpoint(StorePath(storage, key.folder)))
-
-    def restore(
-        self,
-        storage: PeerStorage,
-        restores: Mapping[str, Callable[[], T]],
-    ) -> dict[str, T]:
-        """Returns by item what its call in `restores` returns, which reads from `storage`."""
-        with contextlib.closing(storage):
-            values = {item: restore() for item, restore in restores.items()}
-        self._count(restores=1)
-        return values
+            return structure_of(HoldfastCheckpoint(StorePath(storage, key.folder), record))
 
     # --- the end
 

@@ -19,9 +19,8 @@ from jax.sharding import Mesh, PartitionSpec, Sharding
 from ..arrays.dtypes import as_weak
 from ..arrays.jax_settings import own_settings
 from ..errors import HostileCheckpoint, StepNotFound, TreeMismatch, leaf_at
-from ..format.json_state import give_state, is_iterator
 from ..format.leaf_types import decode_leaf_types, encode_leaf_types, leaf_makers
-from ..format.own_files import Files, give_files
+from ..format.own_files import Files
 from ..format.record import ItemRecord, LeafRecord, Record, find_item
 from ..format.rename import Names
 from ..format.tree import FlatTree, paused_gc, rebuild
@@ -46,8 +45,6 @@ from .match import (
 from .per_process import PerProcessSelection, leaves_of_process, read_process
 from .ranges import array_of, converted_leaf
 from .reader import ArrayReader, ItemReader, ReadRequest, foresee
-from .renamed import renamed
-from .shared_reader import shared_reader
 from .sharing import RestorePeers
 from .surgery_rules import Rules
 from .waves import Placed, divide_into_waves, need_of, wave_limit_bytes
@@ -176,35 +173,6 @@ class VerifyReport:
     bytes: int
 
 
-def restore_item(
-    storage: Storage,
-    step_dir: str,
-    record: Record,
-    item: str = "state",
-    *,
-    like: Any = None,
-    options: RestoreOptions | None = None,
-) -> Any:
-    """Restores one tree item.
-
-    A JSON item comes back as rank 0's value, one of files as `restore_files` has it. `like` is a
-    tree of arrays, jax.ShapeDtypeStructs or values, None (numpy everywhere) or SAVED. Blocks.
-    Raises StepNotFound (no such item), TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
-    """
-    saved = find_item(record, item)
-    if saved.kind == "json":
-        return read_json(storage, step_dir, record, item)
-    if saved.kind == "files":
-        selection = None if options is None else options.per_process
-        return restore_files(storage, step_dir, record, item, like=like, selection=selection)
-    shared = shared_reader(storage, step_dir, saved, None if options is None else options.peers)
-    reader = shared or ItemReader(storage, step_dir, saved)
-    values = restore_tree(reader, saved, like, options)
-    if shared is not None:
-        shared.finish()
-    return values
-
-
 def allocate(nbytes: int) -> np.ndarray[Any, Any]:
     """Returns 64-aligned memory, which jax on CPU takes without a copy.
 
@@ -216,11 +184,12 @@ def allocate(nbytes: int) -> np.ndarray[Any, Any]:
 def restore_tree(
     reader: ArrayReader, item: ItemRecord, like: Any = None, options: RestoreOptions | None = None
 ) -> Any:
-    """Restores a tree item through any reader; the arguments are those of `restore_item`."""
+    """Restores a tree item through any reader, under the names that the item has.
+
+    `like` is a tree of arrays, jax.ShapeDtypeStructs or values, None (numpy everywhere) or SAVED.
+    """
     options = options or RestoreOptions()
     options.check_like(like)
-    if options.rename is not None:
-        item, reader = renamed(item, reader, options.rename)
     if options.per_process is not None and any(leaf.per_process for leaf in item.leaves):
         reader = read_process(reader, item, options.per_process.process)
         item = leaves_of_process(item, options.per_process)
@@ -455,25 +424,6 @@ def read_json(storage: Storage, step_dir: str, record: Record, item: str, proces
     )
 
 
-def restore_files(
-    storage: Storage,
-    step_dir: str,
-    record: Record,
-    item: str,
-    *,
-    like: Any = None,
-    selection: PerProcessSelection | None = None,
-) -> Any:
-    """Restores an item of files by the `read` of a `like` that is Files, else as a dict by name.
-
-    Each file is checked. Of files that each process has kept for itself those of `selection` come
-    back. Raises TreeMismatch where the item is of another kind, or of another number of processes.
-    """
-    check_files_like(record.path, item, find_item(record, item).kind, like)
-    files = open_files(storage, step_dir, record, item, selection=selection)
-    return give_files(like, files, record.path)
-
-
 def check_files_like(path: str, item: str, kind: str, like: Any) -> None:
     """Raises TreeMismatch unless an item of files meets a `like` of files, or none."""
     if kind != "files" or (like is not None and like is not SAVED and not isinstance(like, Files)):
@@ -499,7 +449,7 @@ def open_files(
     reader = ItemReader(storage, step_dir, saved)
     owner = ""
     if saved.per_process:
-        owner = f"{_state_owner(record, item, selection):05d}/"
+        owner = f"{owner_of(record.path, item, record.processes, selection):05d}/"
     for name, file in zip(saved.names, saved.files, strict=True):
         if name.startswith(owner):
             yield name.removeprefix(owner), reader.pieces(file)
@@ -525,56 +475,22 @@ def verify_step(storage: Storage, step_dir: str, record: Record) -> VerifyReport
     return VerifyReport(join(storage.root, step_dir), record.step, files, leaves, bytes=total)
 
 
-def restore_any(
-    storage: Storage,
-    step_dir: str,
-    record: Record,
-    item: str,
-    *,
-    like: Any,
-    options: RestoreOptions,
-) -> Any:
-    """Restores an item of any kind: a tree, a JSON value, or the state of an iterator.
-
-    The iterator is the `like`, which takes its state back and is returned.
-    """
-    own = options.per_process
-    if isinstance(like, Files):
-        return restore_files(storage, step_dir, record, item, like=like, selection=own)
-    if is_iterator(like):
-        owner = _state_owner(record, item, own)
-        return give_state(like, read_json(storage, step_dir, record, item, process=owner))
-    if item in record.items and record.items[item].kind == "json":
-        owner = _json_owner(record, item, own)
-        return read_json(storage, step_dir, record, item, process=owner)
-    return restore_item(storage, step_dir, record, item, like=like, options=options)
-
-
-def _json_owner(record: Record, item: str, own: PerProcessSelection | None) -> int:
-    """Returns whose value of a JSON item comes back: each process's own, where each has one.
-
-    Raises TreeMismatch as `_state_owner`.
-    """
-    if len(record.items[item].files) > 1:
-        return _state_owner(record, item, own)
-    return own.process if own is not None and own.processes is None else 0
-
-
-def _state_owner(record: Record, item: str, own: PerProcessSelection | None) -> int:
-    """Returns whose state an iterator takes.
+def owner_of(path: str, item: str, processes: int | None, own: PerProcessSelection | None) -> int:
+    """Returns whose copy comes back of an item that each of so many processes keeps for itself.
 
     Raises TreeMismatch on another number of processes than saved, unless one is chosen.
     """
-    if own is None or own.processes in (None, record.processes):
-        return 0 if own is None else own.process
+    if own is None:
+        return 0
+    if processes is None or own.processes in (None, processes):
+        return own.process
     message = (
-        f"{record.path}: the item {item!r} has a state for each of {record.processes} processes,"
-        f" and this job has {own.processes}; to take that of one of them, pass process=0 to"
-        f" {record.processes - 1}"
+        f"{path}: the item {item!r} has a state for each of {processes} processes, and this job has"
+        f" {own.processes}; to take that of one of them, pass process=0 to {processes - 1}"
     )
     raise TreeMismatch(
         message,
         leaf=item,
         expected=f"states of {own.processes} processes",
-        found=f"states of {record.processes}",
+        found=f"states of {processes}",
     )

@@ -179,7 +179,7 @@ MISTAKES |= {
     "an item that is not there": (
         lambda manager: manager.restore(item="model"),
         StepNotFound,
-        "{root}/8/checkpoint.json: there is no item 'model'; it has ['state']",
+        "{root}/8 has no item 'model'; it has: state",
     ),
     "a step's folder as a root": (
         lambda manager: CheckpointManager(f"{manager._root.where}/8"),

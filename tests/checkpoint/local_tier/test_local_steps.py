@@ -90,8 +90,11 @@ def test_a_local_step_that_a_durable_save_has_left_is_gone(tmp_path: Path) -> No
         tier = first.managers[0]._catalog.tier
         (key,) = tier.found()
         tier.leave(BranchStart(key.branch + 1, 4), 4)
-        with pytest.raises(StepGone, match="local step 5 is no longer one of the root's"):
-            tier.open_step(key, "1")
+        with (
+            pytest.raises(StepGone, match="local step 5 is no longer one of the root's"),
+            tier.opened(key, "1"),
+        ):
+            pass
 
 
 def test_what_is_deleted_is_served_no_more(tmp_path: Path) -> None:

@@ -19,16 +19,19 @@ import pytest
 from holdfast.checkpoint import Corrupt, save
 from holdfast.checkpoint.agreement.restore_verdict import RestoreAgreement
 from holdfast.checkpoint.format.record import Record, read_record
+from holdfast.checkpoint.layouts.detect import restore_checkpoint
+from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
 from holdfast.checkpoint.local_tier import restore_peers
 from holdfast.checkpoint.local_tier.restore_peers import GroupPeers
 from holdfast.checkpoint.memory.budget import USE, MemoryBudget
 from holdfast.checkpoint.restoring import shared_reader, sharing
 from holdfast.checkpoint.restoring.devices import Region, slices_in
 from holdfast.checkpoint.restoring.reader import ReadRequest
-from holdfast.checkpoint.restoring.restore import RestoreOptions, allocate, restore_item
+from holdfast.checkpoint.restoring.restore import RestoreOptions, allocate
 from holdfast.checkpoint.restoring.shared_reader import SharedReader
 from holdfast.checkpoint.restoring.sharing import Demand, Runs
 from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.checkpoint.storage.path import StorePath
 from holdfast.multihost import ClusterGroup, Solo
 from tests.support.checkpointing import at_once, groups
 from tests.support.paths import program
@@ -105,8 +108,9 @@ def restore_each(
             with make(group, agreement) as peers:
                 options = RestoreOptions(read="once", peers=peers, partial=partial(group.index))
                 values, verdict = agreement.run(
-                    lambda: restore_item(
-                        other.get(group.index, storage), "", record, options=options
+                    lambda: restore_checkpoint(
+                        HoldfastCheckpoint(StorePath(other.get(group.index, storage)), record),
+                        options=options,
                     ),
                     str(folder),
                 )

@@ -22,8 +22,10 @@ from holdfast.checkpoint import (
     verify,
 )
 from holdfast.checkpoint.format.record import read_record
-from holdfast.checkpoint.restoring.restore import restore_item
+from holdfast.checkpoint.layouts.detect import restore_checkpoint
+from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
 from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.checkpoint.storage.path import StorePath
 
 RNG = np.random.default_rng(0)
 TREE: dict[str, Any] = {
@@ -181,10 +183,10 @@ def test_a_damaged_step_says_which_files(whole: Path, tmp_path: Path) -> None:
     (pack,) = folder.glob("state/*.safetensors")
     pack.unlink()
     with pytest.raises(Corrupt, match="the file is missing"):
-        restore_item(storage, "", record)
+        restore_checkpoint(HoldfastCheckpoint(StorePath(storage), record))
     (folder / "checkpoint.json").unlink()
     with pytest.raises(StepGone, match="deleted while"):
-        restore_item(storage, "", record)
+        restore_checkpoint(HoldfastCheckpoint(StorePath(storage), record))
     with pytest.raises(StepNotFound):
         load(folder)
 

@@ -12,14 +12,16 @@ import pytest
 
 from holdfast.checkpoint import NotEnoughMemory, save
 from holdfast.checkpoint.format.grid import Grid
-from holdfast.checkpoint.format.record import ItemRecord, LeafRecord, read_record
+from holdfast.checkpoint.format.record import ItemRecord, LeafRecord
+from holdfast.checkpoint.layouts.detect import restore_checkpoint
+from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
 from holdfast.checkpoint.memory import budget
 from holdfast.checkpoint.memory.budget import USE, FreeMemory, MemoryBudget
 from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES, MemoryLevel
 from holdfast.checkpoint.memory.pool import POOL
 from holdfast.checkpoint.restoring import waves
 from holdfast.checkpoint.restoring.match import LeafRequest
-from holdfast.checkpoint.restoring.restore import RestoreOptions, restore_item
+from holdfast.checkpoint.restoring.restore import RestoreOptions
 from holdfast.checkpoint.restoring.waves import (
     LEAST_BYTES,
     WAVE_BYTES,
@@ -29,6 +31,7 @@ from holdfast.checkpoint.restoring.waves import (
     wave_limit_bytes,
 )
 from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.checkpoint.storage.path import StorePath
 
 MIB = 1 << 20
 LEVEL = MemoryLevel("this machine", 1 << 40, 1 << 40, 1 << 40)
@@ -134,7 +137,7 @@ def restored(tmp_path: Path, patch: pytest.MonkeyPatch, cgroup: Shrinking) -> An
     save(tmp_path / "step", TREE)
     storage = LocalStorage(tmp_path / "step")
     options = RestoreOptions(memory=MemoryBudget(look=cgroup))
-    return restore_item(storage, "", read_record(storage, ""), options=options)
+    return restore_checkpoint(HoldfastCheckpoint(StorePath(storage)), options=options)
 
 
 def test_a_tight_restore_comes_in_waves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

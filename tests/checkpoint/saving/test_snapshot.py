@@ -16,12 +16,12 @@ from jax.sharding import SingleDeviceSharding
 
 from holdfast.checkpoint import SaveCancelled
 from holdfast.checkpoint.format.pack_header import ChunkChecksum
-from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.format.tree import FlatTree
+from holdfast.checkpoint.layouts.detect import restore_checkpoint
+from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
 from holdfast.checkpoint.memory.budget import USE, MemoryBudget
 from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES
 from holdfast.checkpoint.memory.pool import MemoryPool
-from holdfast.checkpoint.restoring.restore import restore_item
 from holdfast.checkpoint.saving import plan as plans
 from holdfast.checkpoint.saving import snapshot as snapshots
 from holdfast.checkpoint.saving.incremental import Unmoved
@@ -39,6 +39,7 @@ from holdfast.checkpoint.saving.snapshot import (
     take_snapshot,
 )
 from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.checkpoint.storage.path import StorePath
 
 
 def commit(snapshot: Snapshot, storage: LocalStorage) -> None:
@@ -87,7 +88,7 @@ def test_donation_and_overwriting_do_not_disturb_it(tmp_path: Path, on_host: boo
     tree["host"][:] = -1  # type: ignore[index]
     memory[:] = -1
     commit(snapshot, storage)
-    found = restore_item(storage, "", read_record(storage, ""))
+    found = restore_checkpoint(HoldfastCheckpoint(StorePath(storage)))
     np.testing.assert_array_equal(found["device"], np.arange(1 << 16, dtype=np.float32))
     np.testing.assert_array_equal(found["host"], np.arange(1000))
     np.testing.assert_array_equal(found.get("shared", np.arange(1000)), np.arange(1000))
@@ -111,7 +112,7 @@ def test_bounded_host_memory_makes_the_caller_wait(tmp_path: Path) -> None:
     for array in tree.values():
         array.delete()
     writer.join()
-    found = restore_item(storage, "", read_record(storage, ""))
+    found = restore_checkpoint(HoldfastCheckpoint(StorePath(storage)))
     assert all((found[f"w{i}"] == i).all() for i in range(4))
 
 
@@ -142,7 +143,7 @@ def test_arrays_of_the_host_without_room_are_written_from_where_they_lie(tmp_pat
         tree[f"w{i}"][:] = -1
     writer.join()
     assert USE.held_bytes == held
-    found = restore_item(storage, "", read_record(storage, ""))
+    found = restore_checkpoint(HoldfastCheckpoint(StorePath(storage)))
     assert all((found[f"w{i}"] == i).all() for i in range(8))
     np.testing.assert_array_equal(found["last"], np.arange(1 << 18))
 
@@ -212,7 +213,7 @@ def test_copies_are_made_later(tmp_path: Path) -> None:
     for array in tree.values():
         array[:] = -1
     writer.join()
-    found = restore_item(storage, "", read_record(storage, ""))
+    found = restore_checkpoint(HoldfastCheckpoint(StorePath(storage)))
     assert (found["a"] == 0).all() and (found["b"] == 1).all()
 
 

@@ -11,20 +11,23 @@ from sharded_state import mesh
 
 from holdfast.checkpoint import Corrupt
 from holdfast.checkpoint.format.record import read_record
+from holdfast.checkpoint.layouts.detect import restore_checkpoint
+from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
 from holdfast.checkpoint.restoring.reader import ItemReader
-from holdfast.checkpoint.restoring.restore import restore_item
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.checkpoint.storage.path import StorePath
 
 counted = []
 storage = CountingStorage(LocalStorage(root), counted.append)
 record = read_record(LocalStorage(root), "")
+checkpoint = HoldfastCheckpoint(StorePath(storage), record)
 rows = NamedSharding(mesh, P("x"))
 like = {
     leaf.path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows)
     for leaf in record.items["state"].leaves
 }
-got = restore_item(storage, "", record, "state", like=like)
+got = restore_checkpoint(checkpoint, like=like)
 needed = sum(shard.data.nbytes for array in got.values() for shard in array.addressable_shards)
 for path, array in got.items():
     mine = array.addressable_shards[0].index[0]
@@ -50,7 +53,7 @@ if index == 0:
         pack.write(bytes([byte ^ 1]))
 group.barrier("one byte is another", timeout_s=60)
 try:
-    restore_item(storage, "", record, "state", like=like)
+    restore_checkpoint(checkpoint, like=like)
 except Corrupt as error:
     assert index == 5 and error.leaf == "w", error
 else:
