@@ -295,10 +295,9 @@ class StepCatalog:
             return True  # the outcome of its save was not heard here, and all others read the store
         found: bool = ask_primary(
             group,
-            f"{self.root.messages}/stored",
+            f"{self.root.messages}/stored/{step}",
             lambda: self._is_stored(step),
             self.root.options.restore_timeout_s,
-            question=str(step),
         )
         return found
 
@@ -321,11 +320,13 @@ class StepCatalog:
         if self.state.history is not None:
             self.state.history.forget()
         group = self.root.group
-        name = f"{self.root.messages}/delete"
+        # A name for each step: a process that deletes one alone, waits in vain and is out of step
+        # then, is so for that step alone.
+        name = f"{self.root.messages}/delete/{step}"
         timeout_s = self.root.options.save_timeout_s
         end_s = time.monotonic() + timeout_s
         is_durable, is_last = ask_primary(
-            group, name, lambda: self._find(step, end_s), timeout_s, question=f"find {step}"
+            group, name, lambda: self._find(step, end_s), timeout_s, question="find"
         )
         if is_last and self.tier is None:
             self._begin_below(step, end_s)
@@ -334,9 +335,7 @@ class StepCatalog:
         if not is_durable:
             return
         # Where it stays, it stays on all: their lists are alike.
-        ask_primary(
-            group, name, lambda: self._remove(step, end_s), timeout_s, question=f"delete {step}"
-        )
+        ask_primary(group, name, lambda: self._remove(step, end_s), timeout_s, question="delete")
         if group.index:
             index.remove([step])
         self.state.reporter.report()

@@ -143,10 +143,8 @@ class LocalTier:
 
         Every process calls it. Blocks. Raises, on every process, what `begin` raises.
         """
-        name = f"{self._place.messages}/delete"
-        ask_primary(
-            self._group, name, begin, self._store.options.save_timeout_s, question=str(step)
-        )
+        name = f"{self._place.messages}/delete/{step}"
+        ask_primary(self._group, name, begin, self._store.options.save_timeout_s)
         # Only now: until the root says so, a crash would bring these steps back.
         self._steps.forget_from(step)
 

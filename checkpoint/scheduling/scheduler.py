@@ -130,9 +130,8 @@ class SaveScheduler:
         """
         if self._group.count == 1 or self._preempted_step != step:
             return frozenset()
-        name = f"{self._name}/leaving"
-        asked = (self._group, name, self._noticed_ranks, timeout_s)
-        return frozenset(ask_primary(*asked, question=str(step)))
+        name = f"{self._name}/leaving/{step}"
+        return frozenset(ask_primary(self._group, name, self._noticed_ranks, timeout_s))
 
     def _noticed_ranks(self) -> list[int]:
         try:

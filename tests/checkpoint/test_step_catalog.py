@@ -13,6 +13,7 @@ from holdfast.checkpoint import (
     CheckpointError,
     CheckpointManager,
     KeepLast,
+    Options,
     StepExists,
     StepNotFound,
     register_storage,
@@ -21,6 +22,7 @@ from holdfast.checkpoint import (
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.tombstone import RECORD_NAME
+from holdfast.coordination import BarrierTimeout
 from holdfast.multihost import Group
 from tests.support.checkpointing import at_once, groups
 from tests.support.told_stores import told_url
@@ -123,6 +125,33 @@ def test_a_failed_deletion_is_everybodys(tmp_path: Path) -> None:
     with groups(3) as all_of_them:
         found = at_once([lambda group=group: deletes(group) for group in all_of_them])
     assert found == [[1, str(tmp_path / "root"), [1, 2], [2]]] * 3
+
+
+def test_a_step_that_one_process_deletes_alone_puts_no_later_one_out_of_step(
+    tmp_path: Path,
+) -> None:
+    """Who deletes another step than the primary waits in vain for its answer. What all delete after
+    that is deleted, and what they list is made alike by the next save.
+    """
+
+    def deletes(group: Group) -> list[int]:
+        options = Options(save_timeout_s=2)
+        with CheckpointManager(tmp_path, group=group, options=options) as manager:
+            for step in (1, 2, 3, 4):
+                manager.save(step, STATE).wait()
+            if group.index == 0:
+                manager.delete(1)
+            else:
+                with pytest.raises(BarrierTimeout):
+                    manager.delete(2)
+            group.barrier("the wait is over", timeout_s=30)
+            manager.delete(3)
+            manager.save(5, STATE).wait()
+            return manager.all_steps()
+
+    with groups(2) as both:
+        found = at_once([lambda group=group: deletes(group) for group in both])
+    assert found == [[2, 4, 5]] * 2
 
 
 class _ReadsNamed(CountingStorage):
