@@ -230,7 +230,7 @@ class LocalLane(Lane):
             index.leave(step for step in self._catalog.known_steps() if step > place.base)
             index.leave_marked()
         self._state.order.saved(place)
-        self._state.reporter.report()
+        self._state.report()
 
     def _take_error(self, *, missed: bool = False) -> HoldfastError | None:
         failed = self._saver.take_error()

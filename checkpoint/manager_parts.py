@@ -37,7 +37,8 @@ from .steps.refusals import (
     warn_of_new_root,
     warn_of_writers,
 )
-from .steps.root_report import NoReporter, RootReporter
+from .steps.root_report import report_root
+from .steps.step_files import StepDeleter
 from .storage.base import Storage
 from .storage.path import open_storage
 
@@ -95,13 +96,14 @@ def open_manager(
         if group is None:
             refuse_without_joining(root)
         warn_of_writers(storage, opened.others)
-        index = _index_of(root, opened, keep_policy)
+        deleter = StepDeleter(storage, BackgroundWorker(), Statistics())
+        index = _index_of(root, opened, keep_policy, deleter)
         lineage = _lineage_of(root, opened, index, begins=local is not None)
         tier = None if local is None else LocalTier(local, root, lineage)
         if tier is not None:
             undo.callback(tier.close)
         foreign = ForeignSteps(storage, opened.foreign, opened.step_names)
-        state = _state_of(root, index, lineage, tier, history=history, foreign=foreign)
+        state = _state_of(root, index, deleter, lineage, tier, foreign=foreign, history=history)
         catalog = StepCatalog(root, state, foreign, tier)
         scheduler = _scheduler_of(root, opened, save_policy)
         durable = DurableLane(
@@ -128,7 +130,7 @@ def open_manager(
             sweep_files(storage, root.claims, listed=opened.files)
 
         state.worker.put(f"sweeping {root.where}", sweep)
-    state.reporter.report()
+    state.report()
     return parts
 
 
@@ -217,46 +219,46 @@ def _scheduler_of(root: OpenRoot, opened: Opened, save_policy: SavePolicy | None
     )
 
 
+def _index_of(
+    root: OpenRoot, opened: Opened, keep_policy: KeepPolicy, deleter: StepDeleter
+) -> StepIndex:
+    return StepIndex(
+        root.storage,
+        keep_policy,
+        opened.steps,
+        deleter if root.is_writing_primary else None,
+        left_behind=opened.left_behind,
+        is_alone=root.group.count == 1,
+        names=opened.step_names,
+    )
+
+
 def _state_of(
     root: OpenRoot,
     index: StepIndex,
+    deleter: StepDeleter,
     lineage: Lineage | NoLineage,
     tier: LocalTier | None,
     *,
-    history: SaveHistory | None,
     foreign: ForeignSteps,
+    history: SaveHistory | None,
 ) -> RootState:
-    reporter: RootReporter | NoReporter = NoReporter()
-    if root.is_writing_primary:
-        copies = dict if tier is None else tier.copies
-        reporter = RootReporter(root.group, root.where, index, copies)
+    def report() -> None:
+        if root.is_writing_primary:
+            report_root(root.group, root.where, index, tier.copies() if tier else {})
+
     return RootState(
         index=index,
         order=StepOrder(root.where, has_order=not root.options.out_of_order),
-        statistics=index.statistics,
-        worker=index.worker,
+        statistics=deleter.statistics,
+        worker=deleter.worker,
         lineage=lineage,
-        reporter=reporter,
         misses=Misses(root.options),
+        report=report,
         leave=None if tier is None else tier.leave,
         make_way=foreign.make_way,
         history=history,
     )
-
-
-def _index_of(root: OpenRoot, opened: Opened, keep_policy: KeepPolicy) -> StepIndex:
-    index = StepIndex(
-        root.storage,
-        keep_policy,
-        opened.steps,
-        BackgroundWorker(),
-        statistics=Statistics(),
-        deletes=root.is_writing_primary,
-        is_alone=root.group.count == 1,
-        names=opened.step_names,
-    )
-    index.adopt_left(opened.left_behind)
-    return index
 
 
 def _watchdog_of(options: Options) -> Watchdog | NoWatchdog:

@@ -154,7 +154,7 @@ class StepCatalog:
                 f"step {step} of {where} was written by another library; save another step",
                 step=step,
             )
-        replaces = overwrite or self.state.index.was_passed_over(step)
+        replaces = overwrite or step in self.state.index.passed_over()
         try:
             place = self.local_place_of(step, overwrite=overwrite)
         except StepOutOfOrder:
@@ -338,7 +338,7 @@ class StepCatalog:
         ask_primary(group, name, lambda: self._remove(step, end_s), timeout_s, question="delete")
         if group.index:
             index.remove([step])
-        self.state.reporter.report()
+        self.state.report()
         self.state.worker.wait(timeout_s)
 
     def _find(self, step: int, end_s: float) -> tuple[bool, bool]:

@@ -98,7 +98,7 @@ class StepRestorer:
             if not is_gone:
                 failures[step] = error_text(error)
                 self._state.index.pass_over(step)
-                self._state.reporter.report()
+                self._state.report()
                 continue
             # A writer may delete faster than this process reads, without an end.
             gone += 1

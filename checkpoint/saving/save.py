@@ -31,10 +31,9 @@ from ..options import Options, ProgressMeter, Statistics
 from ..steps.background import BackgroundWorker
 from ..steps.claims import writer_of
 from ..steps.holds import letting_go
-from ..steps.index import SavedStep, StepIndex
+from ..steps.index import StepIndex, StepInfo
 from ..steps.lineage import Lineage, NoLineage, StepOrder
 from ..steps.opening import OpenRoot
-from ..steps.root_report import NoReporter, RootReporter
 from ..storage.base import Storage
 from ..storage.local import fenced
 from ..storage.retries import until
@@ -213,6 +212,7 @@ class RootState:
 
     `leave` takes the branch and the number of each step that is saved, where there is a local tier:
     see `LocalTier.leave`.
+    `report` tells those who watch how the root stands now: the primary does.
     `make_way` takes the store, the folder of each step before the primary writes there, and the
     claim: see `ForeignSteps.make_way`.
     """
@@ -222,8 +222,8 @@ class RootState:
     statistics: Statistics
     worker: BackgroundWorker
     lineage: Lineage | NoLineage
-    reporter: RootReporter | NoReporter
     misses: Misses
+    report: Callable[[], None] = lambda: None
     leave: Callable[[BranchStart, int], None] | None = None
     make_way: Callable[[Storage, str, str], None] = lambda storage, folder, claim: None
     history: SaveHistory | None = None  # of incremental saves
@@ -344,11 +344,9 @@ class StepSaver:
         if result.error is not None:
             self._note_failure(save, result.error, missed=bool(result.missed))
             return result
-        self._note_step(save, result)
         incremental = self.state.statistics.save_linked_bytes > linked_bytes
-        took_s = time.monotonic() - save.began
-        saved = SavedStep(save.total_bytes, incremental, time.time(), took_s, save.metrics)
-        self.state.reporter.saved(save.step, saved)
+        self._note_step(save, result, incremental=incremental)
+        self.state.report()
         return result
 
     def _note_failure(self, save: OneSave, error: HoldfastError, *, missed: bool) -> None:
@@ -364,12 +362,13 @@ class StepSaver:
         if group.index == (getattr(error, "process", None) or 0):
             group.report(trouble=trouble)
 
-    def _note_step(self, save: OneSave, result: SaveResult) -> None:
+    def _note_step(self, save: OneSave, result: SaveResult, *, incremental: bool) -> None:
         """Brings statistics, index and claim up to date after a commit."""
         index = self.state.index
+        took_s = time.monotonic() - save.began
         self.state.statistics.add(
             saves=1,
-            save_s=time.monotonic() - save.began,
+            save_s=took_s,
             save_bytes=save.total_bytes,
             replicas_differed=int(bool(result.drift)),
         )
@@ -377,7 +376,8 @@ class StepSaver:
             index.adopt(result.steps)
         if result.left_behind is not None:
             index.adopt_left(result.left_behind)
-        index.add(save.facts)
+        info = StepInfo(save.facts, save.total_bytes, incremental, time.time(), took_s)
+        index.add(save.step, info)
         self.state.order.saved(save.place)
         if self.root.group.index:  # the primary has deleted them
             index.remove(result.superfluous)

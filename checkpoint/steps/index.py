@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import logging
 import math
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 from crc32c import crc32c
 
 from ..errors import CheckpointError
-from ..format.record import Record, fetch_record, is_sealed, parse_record, read_record
+from ..format.record import Record, read_record
 from ..format.step_folders import PLAIN_NAMES, StepNames, has_record
-from ..options import Statistics
 from ..policy import (
     KeepAll,
     KeepPolicy,
@@ -27,34 +23,41 @@ from ..policy import (
     unknown_metrics,
 )
 from ..storage.base import Storage
-from ..storage.local import hold
-from ..storage.path import join
 from ..storage.retries import until
 from ..storage.threads import run_side_by_side
-from ..storage.tombstone import RECORD_NAME
-from .background import BackgroundWorker
 from .claims import writer_of
-from .step_files import delete_files, list_files
+from .step_files import StepDeleter
 
 _log = logging.getLogger(__name__)
-LOOKS = 8  # at a folder that is empty
 _MOST_METRICS = 8  # of one step, for those who watch
-FILES_S = 60.0  # for the packs of a deleted step; what stays is tried once more, or swept
-MOST_HELD = 16  # records of deleted steps whose bytes are held, each by an open file
 
 
-class SavedStep(NamedTuple):
-    """What is known of how a step was saved."""
+@dataclass(frozen=True)
+class StepInfo:
+    """What is known of a step, and of how it was saved; it has no `facts` before its record was
+    read. `incremental`: what had not changed was linked.
+    """
 
+    facts: StepFacts | None = None
     nbytes: int = 0
-    incremental: bool = False  # what had not changed was linked
+    incremental: bool = False
     saved_unix_s: float = 0.0
     took_s: float = 0.0
-    metrics: Mapping[str, float] = MappingProxyType({})
+
+    @classmethod
+    def of(cls, step: int, record: Record) -> Self:
+        """Takes what a record says."""
+        return cls(
+            facts_of(step, record),
+            sum(leaf.nbytes for item in record.items.values() for leaf in item.leaves),
+            saved_unix_s=record.finished_s,
+            took_s=record.finished_s - record.started_s,
+        )
 
     def as_fields(self) -> dict[str, Any]:
         """Returns the fields of CheckpointStep; of the metrics the first that are finite."""
-        finite = [(name, value) for name, value in self.metrics.items() if math.isfinite(value)]
+        metrics = {} if self.facts is None else self.facts.metrics
+        finite = [(name, value) for name, value in metrics.items() if math.isfinite(value)]
         return {
             "bytes": self.nbytes,
             "incremental": self.incremental,
@@ -67,9 +70,9 @@ class SavedStep(NamedTuple):
 class StepIndex:
     """The known steps of a root, alike on every process of a group. Thread-safe.
 
-    Those that were left behind may be steps of other libraries too. With `deletes`
-    (at the primary) it deletes steps too. A process that `is_alone` shares its knowledge with no
-    other process, and may look at the store instead.
+    Those that were left behind may be steps of other libraries too. With a `deleter` (at the
+    primary) it deletes steps too. A process that `is_alone` shares its knowledge with no other
+    process, and may look at the store instead.
     """
 
     def __init__(
@@ -77,33 +80,27 @@ class StepIndex:
         storage: Storage,
         keep_policy: KeepPolicy,
         steps: Iterable[int],
-        worker: BackgroundWorker,
-        statistics: Statistics,
+        deleter: StepDeleter | None = None,
         *,
-        deletes: bool,
+        left_behind: Iterable[int] = (),
         is_alone: bool = False,
         names: StepNames = PLAIN_NAMES,
     ) -> None:
         self._storage = storage
+        self._keep_policy = keep_policy
+        self._deleter = deleter
         self._is_alone = is_alone
         self._names = names
-        self._keep_policy = keep_policy
-        self.worker = worker
-        self.statistics = statistics
-        self._deletes = deletes
-        # None: the record was not read yet
-        self._facts: dict[int, StepFacts | None] = dict.fromkeys(steps)
+        self._steps: dict[int, StepInfo] = dict.fromkeys(steps, StepInfo())
         self._marked: set[int] = set()
-        self._stored: dict[int, SavedStep] = {}
-        self._left_behind: set[int] = set()
+        self._left_behind = set(left_behind)
         self._passed_over: set[int] = set()
-        self._held = 0
         self._has_warned = False
         self._lock = threading.Lock()
 
     def __contains__(self, step: int) -> bool:
         with self._lock:
-            return step in self._facts
+            return step in self._steps
 
     def exists(self, step: int, *, end_s: float = math.inf) -> bool:
         """Says whether a step is there, by what all processes know.
@@ -121,8 +118,12 @@ class StepIndex:
 
     def steps(self) -> list[int]:
         """Returns the known steps, ascending."""
+        return sorted(self.known())
+
+    def known(self) -> dict[int, StepInfo]:
+        """Returns the known steps, and what is known of each."""
         with self._lock:
-            return sorted(self._facts)
+            return dict(self._steps)
 
     def left_behind(self) -> set[int]:
         """Returns the steps that were left behind."""
@@ -149,40 +150,34 @@ class StepIndex:
             self._marked = set()
             return is_news
 
-    def add(self, committed: StepFacts) -> None:
+    def add(self, step: int, committed: StepInfo) -> None:
         """Adds a committed step."""
         with self._lock:
-            self._facts[committed.step] = committed
-            self._passed_over.discard(committed.step)
-            self._left_behind.discard(committed.step)
+            self._steps[step] = committed
+            self._passed_over.discard(step)
+            self._left_behind.discard(step)
 
     def learn(self, step: int) -> None:
         """Knows a step that a commit has found: one of another writer, or of an own save whose
         outcome was not known.
         """
         with self._lock:
-            self._facts.setdefault(step, None)
+            self._steps.setdefault(step, StepInfo())
 
     def pass_over(self, step: int) -> None:
         """Notes that an older step was restored instead of this one: it may be saved again."""
         with self._lock:
             self._passed_over.add(step)
 
-    def was_passed_over(self, step: int) -> bool:
-        """Says whether a step was passed over and not saved since: a save may replace it."""
+    def passed_over(self) -> set[int]:
+        """Returns the steps that were passed over and not saved since: a save may replace them."""
         with self._lock:
-            return step in self._passed_over
-
-    def stored(self) -> dict[int, SavedStep]:
-        """Returns what the records that were read say of how their steps were saved."""
-        with self._lock:
-            return dict(self._stored)
+            return set(self._passed_over)
 
     def best_by_metric(self) -> dict[str, int]:
         """Returns the best step by each metric that the keep policy judges by."""
-        with self._lock:
-            known = [facts for facts in self._facts.values() if facts is not None]
-        return best_by_metric(self._keep_policy, known)
+        infos = self.known().values()
+        return best_by_metric(self._keep_policy, [info.facts for info in infos if info.facts])
 
     def crc(self) -> int:
         """Returns the CRC of the known steps: processes whose CRCs are equal know the same."""
@@ -191,7 +186,7 @@ class StepIndex:
     def adopt(self, steps: Iterable[int]) -> None:
         """Knows these steps from now on, and no others: the primary's list."""
         with self._lock:
-            self._facts = {step: self._facts.get(step) for step in steps}
+            self._steps = {step: self._steps.get(step, StepInfo()) for step in steps}
 
     def adopt_left(self, steps: Iterable[int]) -> None:
         """Knows these steps as left behind from now on, and no others: the primary's list."""
@@ -207,15 +202,14 @@ class StepIndex:
         """
         if isinstance(self._keep_policy, KeepAll):
             return []
-        with self._lock:
-            after = self._facts | {new.step: new}
-            left = self._left_behind - {new.step}
+        after = self.known() | {new.step: StepInfo(new)}
+        left = self.left_behind() - {new.step}
         storage = until(self._storage, end_s)
-        unread = [step for step, facts in after.items() if facts is None]
+        unread = [step for step, info in after.items() if info.facts is None]
         read = run_side_by_side(
             lambda step: self._read(storage, step), unread, storage.max_concurrency
         )
-        known = [facts for facts in [*after.values(), *read] if facts is not None]
+        known = [info.facts for info in [*after.values(), *read] if info.facts is not None]
         self._warn_of_metrics(known)
         going = to_delete(self._keep_policy, known, left_behind=left)
         return [step for step in going if step != new.step]
@@ -228,125 +222,37 @@ class StepIndex:
             _log.warning("%s: %s", self._storage.root, sentence)
             self._has_warned = True
 
-    def _read(self, storage: Storage, step: int) -> StepFacts | None:
-        """Reads what the keep policy needs; None: the record is damaged, its step always stays."""
+    def _read(self, storage: Storage, step: int) -> StepInfo:
+        """Reads what the keep policy needs; where the record is damaged its step always stays."""
         try:
-            record = read_record(storage, self.folder(step))
+            info = StepInfo.of(step, read_record(storage, self.folder(step)))
         except (CheckpointError, OSError):
-            return None
-        facts = facts_of(step, record)
+            return StepInfo()
         with self._lock:
-            if step in self._facts:  # else it was deleted meanwhile
-                self._facts[step] = facts
-                self._stored[step] = saved_step_of(record)
-        return facts
+            if step in self._steps:  # else it was deleted meanwhile
+                self._steps[step] = info
+        return info
 
-    def remove(self, steps: Sequence[int], *, end_s: float = math.inf) -> dict[int, OSError]:
+    def remove(self, steps: Iterable[int], *, end_s: float = math.inf) -> dict[int, OSError]:
         """Forgets steps; returns those that remain, and why.
 
         The primary deletes their records now, until `end_s` by the monotonic clock, and their packs
         in the background.
         """
         remaining = {}
-        storage = until(self._storage, end_s)
         for step in steps:
-            error = self._delete(storage, step) if self._deletes else None
+            error = None
+            if self._deleter is not None:
+                error = self._deleter.delete(step, self.folder(step), end_s)
             if error is not None:
                 remaining[step] = error
-        with self._lock:
-            for step in set(steps) - set(remaining):
-                self._facts.pop(step, None)
-                self._left_behind.discard(step)
-                self._stored.pop(step, None)
-        return remaining
-
-    def _delete(self, storage: Storage, step: int) -> OSError | None:
-        """Deletes a step's record; a step whose record stays is tried again after the next save."""
-        folder = self.folder(step)
-        record = f"{folder}/{RECORD_NAME}"
-        release = self._hold(record)
-        try:
-            names = self._file_names(storage, folder)
-            storage.delete([record])
-            # A client of a shared file system may not find, and so not delete, what is there.
-            if not _is_without(storage, folder, record):
-                raise OSError(errno.EIO, "its record does not go", record)
-        except OSError as error:
-            _log.warning(
-                "step %d could not be deleted, it is tried again after the next save: %s",
-                step,
-                error,
-            )
-            release()
-            return error
-        self.worker.put(f"closing the record of step {step}", release, is_due=True)
-        self.worker.put(f"deleting step {step}", lambda: self._delete_files(folder, names()))
-        return None
-
-    def _hold(self, record: str) -> Callable[[], None]:
-        """Keeps the bytes of a record until the returned function is called, once; of at most
-        MOST_HELD at a time.
-        """
-        with self._lock:
-            if self._held == MOST_HELD:
-                return lambda: None
-            self._held += 1
-        close = hold(self._storage, record)
-
-        def release() -> None:
-            close()
+                continue
             with self._lock:
-                self._held -= 1
-
-        return release
-
-    def _file_names(self, storage: Storage, folder: str) -> Callable[[], list[str]]:
-        """Returns a function that gives the names of a step's files, after its record is gone.
-
-        The names are those in the record, or of a damaged step all files that look like ours.
-        """
-        with contextlib.suppress(CheckpointError):
-            data = fetch_record(storage, folder)
-            if is_sealed(data):
-                return lambda: self._named_or_listed(data, folder)
-        names = list(list_files(storage, folder).packs)
-        return lambda: names
-
-    def _named_or_listed(self, record: bytes, folder: str) -> list[str]:
-        try:
-            return parse_record(record, join(self._storage.root, folder)).file_names()
-        except CheckpointError:  # its checksum is right, and what it says is nothing of ours
-            return list(list_files(self._storage, folder).packs)
-
-    def _delete_files(self, folder: str, names: Sequence[str]) -> None:
-        began = time.perf_counter()
-        storage = until(self._storage, time.monotonic() + FILES_S)
-        delete_files(storage, folder, names)
-        self.statistics.add(steps_deleted=1, delete_s=time.perf_counter() - began)
-
-
-def _is_without(storage: Storage, folder: str, record: str) -> bool:
-    """Says whether the record is gone: a listing shows the packs alone, or nothing at all."""
-    # An empty folder is listed again: a sweep may be at work there, or the store not show all.
-    for _ in range(LOOKS):
-        left = [entry.name for entry in storage.list(folder)]
-        if left:
-            return record not in left
-        if f"{folder}/" not in [entry.name for entry in storage.list("")]:
-            break
-    return True
+                self._steps.pop(step, None)
+                self._left_behind.discard(step)
+        return remaining
 
 
 def facts_of(step: int, record: Record) -> StepFacts:
     """Returns what keep policies decide by, of a step with this record."""
     return StepFacts(step, dict(record.metrics), record.started_s, writer_of(record.writer_id))
-
-
-def saved_step_of(record: Record) -> SavedStep:
-    """Returns what a record says of how its step was saved."""
-    return SavedStep(
-        sum(leaf.nbytes for item in record.items.values() for leaf in item.leaves),
-        saved_unix_s=record.finished_s,
-        took_s=record.finished_s - record.started_s,
-        metrics=dict(record.metrics),
-    )

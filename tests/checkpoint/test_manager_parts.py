@@ -18,7 +18,6 @@ from holdfast.checkpoint import manager_parts as parts_module
 from holdfast.checkpoint.agreement.save_protocol import SaveKey
 from holdfast.checkpoint.manager_parts import ManagerParts, NoWatchdog, open_manager
 from holdfast.checkpoint.steps.lineage import NoLineage, Position
-from holdfast.checkpoint.steps.root_report import NoReporter
 from holdfast.multihost import Solo, Watchdog
 
 
@@ -34,11 +33,11 @@ def opened(folder: Path, options: Options, local: Local | None = None) -> Manage
 
 
 def test_what_is_off_has_a_stand_in(tmp_path: Path) -> None:
-    """A reader reports nothing, begins no branch, keeps no steps on hosts, and is not watched."""
+    """A reader begins no branch, keeps no steps on hosts, and is not watched."""
     CheckpointManager(tmp_path).close()
     parts = opened(tmp_path, Options(read_only=True))
     state = parts.catalog.state
-    assert isinstance(state.reporter, NoReporter) and isinstance(state.lineage, NoLineage)
+    assert isinstance(state.lineage, NoLineage)
     assert parts.catalog.tier is None and isinstance(parts.watchdog, NoWatchdog)
     state.lineage.restored()
     state.lineage.deleting_newest(1)

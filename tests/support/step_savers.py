@@ -17,7 +17,7 @@ from holdfast.checkpoint.steps.index import StepIndex
 from holdfast.checkpoint.steps.lineage import Lineage, StepOrder
 from holdfast.checkpoint.steps.local_claims import LocalClaims
 from holdfast.checkpoint.steps.opening import OpenRoot
-from holdfast.checkpoint.steps.root_report import NoReporter
+from holdfast.checkpoint.steps.step_files import StepDeleter
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import Group, Solo
 
@@ -47,21 +47,16 @@ def open_saver(
 def _state_of(root: OpenRoot, keep_policy: KeepPolicy) -> RootState:
     worker = BackgroundWorker()
     statistics = Statistics()
-    index = StepIndex(
-        root.storage,
-        keep_policy,
-        list_steps(root.storage),
-        worker,
-        statistics=statistics,
-        deletes=root.is_writing_primary,
-    )
+    deleter = None
+    if root.is_writing_primary:
+        deleter = StepDeleter(root.storage, worker, statistics)
+    index = StepIndex(root.storage, keep_policy, list_steps(root.storage), deleter)
     return RootState(
         index=index,
         order=StepOrder(root.where),
         statistics=statistics,
         worker=worker,
         lineage=Lineage(root.storage, root.writer.id, begins=False),
-        reporter=NoReporter(),
         misses=Misses(root.options),
     )
 

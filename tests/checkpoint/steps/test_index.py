@@ -4,21 +4,15 @@ is safe.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
-import shutil
-import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from holdfast.checkpoint import (
-    CheckpointError,
     CheckpointManager,
     KeepAll,
     KeepBest,
@@ -28,14 +22,14 @@ from holdfast.checkpoint import (
     Options,
     StepExists,
     StepFacts,
-    verify,
 )
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.format.step_folders import has_record, list_steps
 from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.policy import KeepPolicy
 from holdfast.checkpoint.steps.background import BackgroundWorker
-from holdfast.checkpoint.steps.index import MOST_HELD, StepIndex
+from holdfast.checkpoint.steps.index import StepIndex
+from holdfast.checkpoint.steps.step_files import StepDeleter
 from holdfast.checkpoint.storage import steady_time
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import Group
@@ -44,10 +38,8 @@ from tests.support.checkpointing import at_once, groups
 YEAR_S = 365 * 86400
 
 
-def index_of(storage: LocalStorage, keep_policy: KeepPolicy, *, deletes: bool = True) -> StepIndex:
-    return StepIndex(
-        storage, keep_policy, list_steps(storage), BackgroundWorker(), Statistics(), deletes=deletes
-    )
+def index_of(storage: LocalStorage, keep_policy: KeepPolicy) -> StepIndex:
+    return StepIndex(storage, keep_policy, list_steps(storage))
 
 
 @pytest.fixture
@@ -87,24 +79,6 @@ def test_times_come_from_the_records(storage: LocalStorage) -> None:
     ) == [2, 3, 4]
 
 
-def test_a_record_that_stays_keeps_its_packs(
-    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """unlink() finds no record where there is one (a client of a shared file system may): the step
-    stays, whole, to be deleted later.
-    """
-    index = index_of(storage, KeepLast(1))
-
-    def unlink(path: Any) -> None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", unlink)
-        assert list(index.remove([2])) == [2]
-    assert 2 in index.steps() and verify(f"{storage.root}/2").step == 2
-    assert not index.remove([2]) and not has_record(storage, "2")
-
-
 def test_the_new_step_stays(storage: LocalStorage) -> None:
     """Also where it is older than others."""
     index = index_of(storage, KeepLast(1))
@@ -116,7 +90,7 @@ def test_removing_deletes_at_the_primary_alone(storage: LocalStorage) -> None:
     """The record goes at once, the packs in the background; a process that does not delete forgets
     the step all the same.
     """
-    other = index_of(storage, KeepAll(), deletes=False)
+    other = index_of(storage, KeepAll())
     assert (
         other.remove([1, 2]) == {}
         and other.steps() == [3, 4]
@@ -124,7 +98,8 @@ def test_removing_deletes_at_the_primary_alone(storage: LocalStorage) -> None:
     )
     worker = BackgroundWorker()
     statistics = Statistics()
-    primary = StepIndex(storage, KeepAll(), list_steps(storage), worker, statistics, deletes=True)
+    deleter = StepDeleter(storage, worker, statistics)
+    primary = StepIndex(storage, KeepAll(), list_steps(storage), deleter)
     assert primary.remove([1, 2]) == {} and not has_record(storage, "1")
     assert (
         worker.wait(60)
@@ -132,65 +107,6 @@ def test_removing_deletes_at_the_primary_alone(storage: LocalStorage) -> None:
         and statistics.to_dict()["steps_deleted"] == 2
     )
     assert primary.remove([7]) == {}
-
-
-def test_queued_deletions_hold_few_files_open(storage: LocalStorage) -> None:
-    """A new keep policy over many steps does not take the program's descriptors."""
-    steps = range(10, 60)
-    for step in steps:
-        shutil.copytree(f"{storage.root}/1", f"{storage.root}/{step}")
-    worker = BackgroundWorker()
-    gate = threading.Event()
-    worker.put("holding the queue", lambda: gate.wait(60))
-    index = StepIndex(storage, KeepAll(), list_steps(storage), worker, Statistics(), deletes=True)
-    assert index.remove(steps) == {} and 0 < len(open_below(storage)) <= MOST_HELD
-    gate.set()
-    assert worker.wait(60) and open_below(storage) == [] and index.steps() == [1, 2, 3, 4]
-    assert not any(os.path.exists(f"{storage.root}/{step}") for step in steps)
-
-
-def open_below(storage: LocalStorage) -> list[str]:
-    """Returns the files of the root that this process has open."""
-    held = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, by whoever had it
-            held.append(os.readlink(f"/proc/self/fd/{name}"))
-    return [path for path in held if path.startswith(storage.root)]
-
-
-def test_a_step_that_cannot_be_deleted_stays_listed(storage: LocalStorage) -> None:
-    """A store that refuses leaves the step in the index, so that a later save tries again; other
-    steps go.
-    """
-
-    class Refusing(LocalStorage):
-        def delete(self, names: list[str]) -> None:  # type: ignore[override]
-            if "2/checkpoint.json" in names:
-                raise OSError(13, "Permission denied")
-            super().delete(names)
-
-    worker = BackgroundWorker()
-    index = StepIndex(
-        Refusing(storage.root), KeepAll(), list_steps(storage), worker, Statistics(), deletes=True
-    )
-    assert (
-        list(index.remove([1, 2, 3])) == [2]
-        and index.steps() == [2, 4]
-        and has_record(storage, "2")
-    )
-    assert worker.wait(60)
-    assert open_below(storage) == [], "a record's bytes are still held"
-
-
-def test_a_damaged_step_is_deleted_on_request(storage: LocalStorage) -> None:
-    """Where the record does not read, the files that are named like ours go, and others stay."""
-    worker = BackgroundWorker()
-    index = StepIndex(storage, KeepLast(1), list_steps(storage), worker, Statistics(), deletes=True)
-    Path(f"{storage.root}/1/checkpoint.json").write_text("{}")
-    Path(f"{storage.root}/1/state/notes.txt").write_text("mine")
-    assert index.superfluous(StepFacts(5)) == [2, 3, 4]
-    assert index.remove([1]) == {} and worker.wait(60)
-    assert [path.name for path in Path(f"{storage.root}/1/state").iterdir()] == ["notes.txt"]
 
 
 def tree(step: int) -> dict[str, object]:
@@ -280,24 +196,6 @@ def test_a_policy_never_deletes_a_damaged_step(tmp_path: Path) -> None:
         manager.wait_until_finished()
         assert manager.all_steps() == [1, 2, 12]  # 2 is Orbax's
     assert [name for name in files(tmp_path) if not name.startswith("12/")] == before
-
-
-def test_an_undeletable_step_is_a_typed_error(tmp_path: Path) -> None:
-    """It names the step, says why and what to do, and the step is still there."""
-    with CheckpointManager(tmp_path) as manager:
-        manager.save(1, {"w": np.ones(3)})
-        manager.wait_until_finished()
-        (tmp_path / "1").rename(tmp_path / "elsewhere")
-        (tmp_path / "1").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
-        with pytest.raises(
-            CheckpointError,
-            match=(
-                r"step 1 of .* could not be deleted and is still there: .*link.*then delete it"
-                r" again"
-            ),
-        ) as caught:
-            manager.delete(1)
-        assert caught.value.step == 1 and (tmp_path / "elsewhere" / "checkpoint.json").exists()
 
 
 @pytest.mark.parametrize("in_order", [True, False])

@@ -17,14 +17,13 @@ from holdfast.checkpoint import (
     KeepBest,
     KeepLast,
     Options,
+    StepFacts,
 )
-from holdfast.checkpoint.options import Statistics
-from holdfast.checkpoint.steps.background import BackgroundWorker
-from holdfast.checkpoint.steps.index import SavedStep, StepIndex
+from holdfast.checkpoint.steps.index import StepIndex, StepInfo
 from holdfast.checkpoint.steps.root_report import (
     MOST_STEPS,
     HostCopies,
-    RootReporter,
+    report_root,
     root_report,
 )
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -44,11 +43,11 @@ def test_the_newest_steps_are_described() -> None:
     """In the root or on the hosts alone, with the sizes that are known."""
     copies = HostCopies(1, [[0, 1], [1, 0]])
     loss = {"loss": 0.5, "nan": math.nan}
-    saved = {10: SavedStep(640, True, 1e9, 2.5, loss)}
-    found = root_report("/data/run7", {5, 10}, {10: copies, 12: copies}, {5}, saved)
+    saved = {5: StepInfo(), 10: StepInfo(StepFacts(10, loss), 640, True, 1e9, 2.5)}
+    found = root_report("/data/run7", saved, {10: copies, 12: copies}, damaged={5})
     ten = {"step": 10, "bytes": 640, "incremental": True}
     ten |= {"saved_unix_s": 1e9, "took_s": 2.5, "metrics": {"loss": 0.5}}
-    unknown = SavedStep().as_fields()
+    unknown = StepInfo().as_fields()
     twelve = {"step": 12, **unknown}
     durable = {"local": False, "survives": 0, "copies": [], "best": []}
     assert (found["path"], found["num_steps"]) == ("/data/run7", 2)
@@ -64,7 +63,7 @@ def test_the_newest_steps_are_described() -> None:
             "best": [],
         },
     ]
-    many = root_report("/data/run7", set(range(1000)), {}, (), {})
+    many = root_report("/data/run7", dict.fromkeys(range(1000), StepInfo()), {})
     assert many["num_steps"] == 1000 and [each["step"] for each in many["steps"]] == list(
         range(1000 - MOST_STEPS, 1000)
     )
@@ -73,8 +72,8 @@ def test_the_newest_steps_are_described() -> None:
 def test_what_was_left_behind_is_said_and_is_not_the_newest() -> None:
     """However many such steps are above the branch. On the hosts a number of theirs may live."""
     copies = HostCopies(1, [[0]])
-    steps = {*range(5), *range(100, 200)}
-    found = root_report("/data", steps, {150: copies}, (), {}, left_behind=range(100, 200))
+    steps = dict.fromkeys([*range(5), *range(100, 200)], StepInfo())
+    found = root_report("/data", steps, {150: copies}, left_behind=range(100, 200))
     shown = found["steps"]
     assert [each["step"] for each in shown][:5] == list(range(5))
     assert len(shown) == MOST_STEPS
@@ -99,15 +98,12 @@ class Compared(int):
 def test_a_report_looks_at_each_step_once(tmp_path: Path) -> None:
     """However many steps there are: it is made after every save."""
     steps = [Compared(step) for step in range(300)]
-    index = StepIndex(
-        LocalStorage(tmp_path), KeepAll(), steps, BackgroundWorker(), Statistics(), deletes=False
-    )
+    index = StepIndex(LocalStorage(tmp_path), KeepAll(), steps)
     group = Reported()
-    reporter = RootReporter(group, "root", index, dict)
     for step in steps:
-        reporter.saved(step, SavedStep(1))
+        index.add(step, StepInfo(nbytes=1))
     Compared.comparisons = 0
-    reporter.report()
+    report_root(group, "root", index, {})
     assert Compared.comparisons <= len(steps)
     assert group.root["num_steps"] == len(steps)
 

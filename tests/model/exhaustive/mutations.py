@@ -275,8 +275,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a deletion takes the packs first",
-        module="steps.index",
-        function="StepIndex._delete",
+        module="steps.step_files",
+        function="StepDeleter.delete",
         text="storage.delete([record])",
         instead=(
             "storage.delete([f'{folder}/{name}' for name in names()]); storage.delete([record])"

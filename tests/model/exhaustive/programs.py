@@ -24,16 +24,19 @@ from holdfast.checkpoint.agreement.save_protocol import SaveResult
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.format.step_folders import read_step_names
 from holdfast.checkpoint.layouts.detect import ForeignSteps
+from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.policy import KeepPolicy, StepFacts
 from holdfast.checkpoint.restoring.restore import read_json
 from holdfast.checkpoint.saving.save import StepSaver
 from holdfast.checkpoint.saving.stager import JsonValue
 from holdfast.checkpoint.step_catalog import StepCatalog
+from holdfast.checkpoint.steps.background import BackgroundWorker
 from holdfast.checkpoint.steps.claims import this_writer
 from holdfast.checkpoint.steps.garbage import fence_others, sweep_files
 from holdfast.checkpoint.steps.holds import drop_hold, take_hold
 from holdfast.checkpoint.steps.object_claims import open_claims
 from holdfast.checkpoint.steps.opening import look_at_steps
+from holdfast.checkpoint.steps.step_files import StepDeleter
 from holdfast.checkpoint.storage.base import Storage
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import Solo
@@ -83,10 +86,13 @@ class Manager:
         members = group or Solo()
         keep = keep or KeepAll()
         self.root, opened = parts._open_root(storage, members, options)
-        index = parts._index_of(self.root, opened, keep)
+        deleter = StepDeleter(storage, BackgroundWorker(), Statistics())
+        index = parts._index_of(self.root, opened, keep, deleter)
         lineage = parts._lineage_of(self.root, opened, index, begins=has_hosts)
         foreign = ForeignSteps(storage, opened.foreign, opened.step_names)
-        self.state = parts._state_of(self.root, index, lineage, None, history=None, foreign=foreign)
+        self.state = parts._state_of(
+            self.root, index, deleter, lineage, None, foreign=foreign, history=None
+        )
         self.catalog = StepCatalog(self.root, self.state, foreign, None)
         self._saver = StepSaver(self.root, self.state)
 
