@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import given_or_default
 
-from .agreement.exchange import Answer, SentError, ask_primary, raise_of_any
+from .agreement.exchange import Answer, ask_primary, raise_of_any
+from .agreement.messages import SentError
 from .agreement.save_protocol import SaveKey, SaveResult
 from .errors import SaveFailed, StepExists, failure_of, naming_path
 from .format.json_state import Json, is_tree

@@ -1,98 +1,19 @@
 """One exchange among all processes of a group: each reports, the primary decides, all hear it.
 
-Every message is a class that knows its bytes: JSON by name. An error travels as a SentError, and
-all processes agree on one in the same way: that of the first process that failed (`first_failed`),
-of which each makes what it raises (`AgreedError.here`).
+All processes agree on an error in the same way: that of the first process that failed
+(`first_failed`), of which each makes what it raises (`AgreedError.here`).
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, Self, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
-from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 
-from ..errors import SENT_ERRORS, CheckpointError
-
-
-def to_json_bytes(fields: Mapping[str, Any]) -> bytes:
-    """Returns compact JSON."""
-    return json.dumps(fields, separators=(",", ":")).encode()
-
-
-@dataclass(frozen=True)
-class SentError:
-    """An error on its way to another process. No pickle crosses between processes."""
-
-    kind: str
-    message: str
-    fields: Mapping[str, int | str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, error: Exception) -> Self:
-        """Takes the kind, the sentence and, of our own errors, the facts."""
-        if not isinstance(error, HoldfastError):
-            facts = {"passes": True} if isinstance(error, OSError) else {}
-            return cls(type(error).__name__, str(error), facts)
-        fields = {
-            name: value
-            for name, value in vars(error).items()
-            if isinstance(value, int | str) and not name.startswith("_")
-        }
-        return cls(type(error).__name__, error.message, fields)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any] | None) -> Self | None:
-        """Reads what `asdict` made; None is no error."""
-        return None if data is None else cls(**data)
-
-    @property
-    def text(self) -> str:
-        """Kind and sentence, as part of a message."""
-        return f"{self.kind}: {self.message}"
-
-    def rebuilt(
-        self, *, unknown: type[HoldfastError] = CheckpointError, start: str = "", **facts: Any
-    ) -> HoldfastError:
-        """Returns the error, of its own kind or of `unknown`; its sentence begins with `start`."""
-        kind = SENT_ERRORS.get(self.kind)
-        sentence = self.text if kind is None else self.message
-        made = kind or unknown
-        known = {
-            name: value
-            for name, value in {**self.fields, **facts}.items()
-            if hasattr(made, name) and value is not None
-        }
-        return made(start + sentence, **known)
-
-
-@dataclass(frozen=True)
-class AgreedError:
-    """The error of one process that all processes raise."""
-
-    process: int
-    error: SentError
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any] | None) -> Self | None:
-        """Reads what `asdict` made; None is no error."""
-        return None if data is None else cls(data["process"], SentError(**data["error"]))
-
-    def here(self, index: int, own: Exception | None) -> Exception:
-        """Returns what process `index` raises: its own error where that is of the agreed kind."""
-        if own is not None and (self.process == index or type(own).__name__ == self.error.kind):
-            if isinstance(own, CheckpointError):
-                own.process = index
-            return own
-        # An error that knows its process names it in its sentence already.
-        start = "" if "process" in self.error.fields else f"process {self.process}: "
-        error = self.error.rebuilt(start=start, process=self.process)
-        error.__cause__ = own
-        return error
+from .messages import Message, SentError
 
 
 class Failing(Protocol):
@@ -136,21 +57,11 @@ def exchange(
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Message):
     """How one process's part ended."""
 
     process: int
     error: SentError | None = None
-
-    def to_bytes(self) -> bytes:
-        """Returns JSON by name."""
-        return to_json_bytes(asdict(self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Reads what `to_bytes` wrote."""
-        body = json.loads(data)
-        return cls(body["process"], SentError.from_json(body["error"]))
 
 
 def raise_of_any(group: Group, name: str, own: Exception | None, timeout_s: float) -> None:
@@ -201,29 +112,19 @@ def hear(
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What the primary answers to a question: a JSON value, or its error."""
+class Answer(Message):
+    """What the primary answers to a question: a value, or its error."""
 
     question: str = ""
     value: Any = None
     error: SentError | None = None
 
-    def to_bytes(self) -> bytes:
-        """Returns JSON by name."""
-        error = None if self.error is None else asdict(self.error)
-        return to_json_bytes({"question": self.question, "value": self.value, "error": error})
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Reads what `to_bytes` wrote."""
-        body = json.loads(data)
-        return cls(body["question"], body["value"], SentError.from_json(body["error"]))
-
 
 def ask_primary(
     group: Group, name: str, answer: Callable[[], Any], timeout_s: float, *, question: str = ""
 ) -> Any:
-    """Returns what `answer` returns at the primary, in JSON types, on every process. Blocks.
+    """Returns what `answer` returns at the primary, in JSON types, on every process; dataclasses by
+    the names of their fields. Blocks.
 
     Questions of one name tell themselves apart by `question`, which is alike on all processes.
     Raises on every process what `answer` raises there, with `process=0` on the others.

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import collections
-import json
-import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Self
 
 from holdfast.multihost import Group
@@ -14,29 +12,20 @@ from holdfast.multihost.group.runtime import current_spec
 
 from ..memory.budget import Sharers, note_sharers
 from ..memory.host import boot_id, cgroup_numbers
-from .exchange import exchange, to_json_bytes
+from .exchange import exchange
+from .messages import Message
 
 
 @dataclass(frozen=True)
-class HostPlace:
+class HostPlace(Message):
     """Where a process is: its machine, its cgroup there and those above, by their numbers."""
 
     machine: str
     cgroups: tuple[int, ...]
 
-    def to_bytes(self) -> bytes:
-        """Returns JSON by name."""
-        return to_json_bytes(asdict(self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Reads what `to_bytes` wrote."""
-        body = json.loads(data)
-        return cls(body["machine"], tuple(body["cgroups"]))
-
 
 @dataclass(frozen=True)
-class SharerCounts:
+class SharerCounts(Message):
     """By rank, how many processes share its machine, then each of its cgroups."""
 
     by_rank: tuple[tuple[int, ...], ...]
@@ -53,16 +42,6 @@ class SharerCounts:
                 for place in places
             )
         )
-
-    def to_bytes(self) -> bytes:
-        """Returns JSON, compressed: it goes to as many processes as it has rows, most alike."""
-        return zlib.compress(to_json_bytes(asdict(self)), 1)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Reads what `to_bytes` wrote."""
-        body = json.loads(zlib.decompress(data))
-        return cls(tuple(tuple(counts) for counts in body["by_rank"]))
 
 
 def launched_sharers() -> Sharers | None:

@@ -9,15 +9,14 @@ the devices of one process are compared there.
 from __future__ import annotations
 
 import collections
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import ReplicasDiffer
-from .exchange import to_json_bytes
+from .messages import Message
 
 NAMED_LEAVES = 5
 NAMED_REPLICAS = 8
@@ -55,64 +54,22 @@ class ReplicaReport:
     digests: Mapping[int, str] = field(default_factory=dict)
     differs_here: bool = False
 
-    def to_json(self) -> dict[str, object]:
-        """Returns JSON types, to be put into a larger message."""
-        return {"digests": list(self.digests.items()), "differs_here": self.differs_here}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, list[tuple[int, str]]]) -> Self:
-        """Reads what `to_json` made."""
-        return cls(dict(data["digests"]), bool(data["differs_here"]))
-
 
 @dataclass(frozen=True)
 class ReplicaQuestion:
-    """Asks all processes for the sums of some sets of an item; comes instead of a save's result."""
+    """Asks all processes for the sums of some sets of an item."""
 
     item: str
     sets: tuple[int, ...]
 
-    def to_bytes(self) -> bytes:
-        """Returns JSON by name, which is no result of a save."""
-        return to_json_bytes({"replicas_of": self.item, "sets": self.sets})
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self | None:
-        """Returns the question; None for another message."""
-        if not data.startswith(b'{"replicas_of":'):
-            return None
-        body = json.loads(data)
-        return cls(body["replicas_of"], tuple(body["sets"]))
-
 
 @dataclass(frozen=True)
-class ReplicaAnswer:
+class ReplicaAnswer(Message):
     """The sums of one process: by set, in the order of its shards, and what differs there."""
 
     host: str
     sums: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     here: tuple[LocalDifference, ...] = ()
-
-    def to_bytes(self) -> bytes:
-        """Returns JSON by name."""
-        body = {"host": self.host, "sums": list(self.sums.items()), "here": self.here_as_json()}
-        return to_json_bytes(body)
-
-    def here_as_json(self) -> list[object]:
-        """Returns what differs on the devices of the process, in JSON types."""
-        return [{"shard": each.shard, "sums": each.sums} for each in self.here]
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Reads what `to_bytes` wrote."""
-        body = json.loads(data)
-        here = tuple(
-            LocalDifference(
-                SharedShard(*each["shard"]), tuple(DeviceSum(*one) for one in each["sums"])
-            )
-            for each in body["here"]
-        )
-        return cls(body["host"], {number: tuple(sums) for number, sums in body["sums"]}, here)
 
 
 def differing_sets(reports: Sequence[ReplicaReport]) -> tuple[int, ...]:

@@ -7,18 +7,17 @@ same, in the same order.
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Self, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 from holdfast.multihost import Group
 from holdfast.multihost.instruments import Phase
 
 from ..errors import CheckpointError, NotEnoughMemory, StepNotFound, TreeMismatch, naming_path
-from ..memory.need import MemoryNeed, SeenLevel, find_shortage
-from .exchange import AgreedError, SentError, exchange, first_failed, to_json_bytes
+from ..memory.need import MemoryNeed, find_shortage
+from .exchange import exchange, first_failed
+from .messages import AgreedError, Message, SentError
 
 T = TypeVar("T")
 # Items for which no agreement is worth its messages, and how many processes may share a machine.
@@ -52,7 +51,7 @@ def name_items(wanted: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class RestoreReport:
+class RestoreReport(Message):
     """What one process reports: what it restores, of which save, up to where, and its error.
 
     `is_mistake`: the caller is mistaken, and no other step would do better. `need` is what it needs
@@ -68,32 +67,9 @@ class RestoreReport:
     need: MemoryNeed | None = None
     shared: str = ""
 
-    def to_bytes(self) -> bytes:
-        """Returns JSON by name; what all are to hear only where there is any."""
-        body = asdict(self)
-        if not self.shared:
-            del body["shared"]
-        return to_json_bytes(body)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Reads what `to_bytes` wrote."""
-        body = json.loads(data)
-        return cls(
-            **body
-            | {"error": SentError.from_json(body["error"]), "need": _need_from_json(body["need"])}
-        )
-
-
-def _need_from_json(data: Mapping[str, Any] | None) -> MemoryNeed | None:
-    if data is None:
-        return None
-    levels = tuple(SeenLevel(**level) for level in data["levels"])
-    return MemoryNeed(**{**data, "levels": levels})
-
 
 @dataclass(frozen=True)
-class RestoreAnswer:
+class RestoreAnswer(Message):
     """What the primary makes of all reports: the error that all raise, or that all is well.
 
     `shared` is what the processes told each other, by rank; empty where they told nothing.
@@ -102,17 +78,6 @@ class RestoreAnswer:
     agreed: AgreedError | None = None
     is_mistake: bool = False
     shared: tuple[str, ...] = ()
-
-    def to_bytes(self) -> bytes:
-        """Returns JSON by name, compressed where processes told each other something."""
-        data = to_json_bytes(asdict(self))
-        return zlib.compress(data, 1) if self.shared else data
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Reads what `to_bytes` wrote."""
-        body = json.loads(data if data.startswith(b"{") else zlib.decompress(data))
-        return cls(AgreedError.from_json(body["agreed"]), body["is_mistake"], tuple(body["shared"]))
 
 
 class Verdict(NamedTuple):

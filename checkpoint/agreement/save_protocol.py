@@ -43,17 +43,17 @@ The rules of a local save:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Self, TypeAlias, TypeGuard, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, TypeGuard, TypeVar
 
 from holdfast.coordination import HoldfastError
 
 from ..errors import CheckpointError, CommitUnknown, SaveFailed, StepExists, failure_of
 from ..format.item_report import ItemReport
-from .exchange import SentError, first_failed, to_json_bytes
-from .replica_sums import ReplicaReport
+from .exchange import first_failed
+from .messages import Message, SentError
+from .replica_sums import ReplicaQuestion, ReplicaReport
 
 READ_TRIES = 3  # of a record that settles what is not known
 
@@ -93,7 +93,7 @@ class BranchStart:
 
 
 @dataclass(frozen=True)
-class SaveReport:
+class SaveReport(Message):
     """What one process reports to the primary of its share in a save: its items, or its error.
 
     `steps` is the CRC of the steps that it knows: where one differs from the primary's, all are
@@ -109,36 +109,9 @@ class SaveReport:
     error: SentError | None = None
     is_unsure: bool = False
 
-    def to_bytes(self) -> bytes:
-        """Returns JSON by name."""
-        body = {
-            "process": self.process,
-            "key": asdict(self.key),
-            "items": {name: report.to_json() for name, report in self.items.items()},
-            "steps": self.steps,
-            "replicas": {name: report.to_json() for name, report in self.replicas.items()},
-            "error": None if self.error is None else asdict(self.error),
-            "is_unsure": self.is_unsure,
-        }
-        return to_json_bytes(body)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Reads what `to_bytes` wrote."""
-        body = json.loads(data)
-        body["key"] = SaveKey(**body["key"])
-        body["items"] = {
-            name: ItemReport.from_json(report) for name, report in body["items"].items()
-        }
-        body["replicas"] = {
-            name: ReplicaReport.from_json(report) for name, report in body["replicas"].items()
-        }
-        body["error"] = SentError.from_json(body["error"])
-        return cls(**body)
-
 
 @dataclass(frozen=True)
-class SaveResult:
+class SaveResult(Message):
     """How a save ended, alike on all processes: committed, or the error.
 
     `deletable` says that the record cannot come to exist, so that each process may delete what it
@@ -169,36 +142,22 @@ class SaveResult:
         """Whether it is not known how the save ended."""
         return isinstance(self.error, CommitUnknown)
 
-    def to_bytes(self) -> bytes:
-        """Returns JSON by name."""
-        body = {
-            "key": asdict(self.key),
-            "error": None if self.error is None else asdict(SentError.of(self.error)),
-            "deletable": self.deletable,
-            "is_there": self.is_there,
-            "superfluous": self.superfluous,
-            "steps": self.steps,
-            "left_behind": self.left_behind,
-            "branch": None if self.branch is None else asdict(self.branch),
-            "drift": self.drift,
-            "missed": self.missed,
-            "survey": self.survey,
-            "lane_off": self.lane_off,
-        }
-        return to_json_bytes(body)
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Reads what `to_bytes` wrote."""
-        body = json.loads(data)
-        error = SentError.from_json(body["error"])
-        body["key"] = SaveKey(**body["key"])
-        body["error"] = None if error is None else error.rebuilt(unknown=SaveFailed)
-        body["superfluous"] = tuple(body["superfluous"])
-        for name in ("steps", "left_behind"):
-            body[name] = None if body[name] is None else tuple(body[name])
-        body["branch"] = None if body["branch"] is None else BranchStart(**body["branch"])
-        return cls(**body)
+@dataclass(frozen=True)
+class LeafQuestion:
+    """Asks one process for its leaves of an item."""
+
+    process: int
+    item: str
+
+
+@dataclass(frozen=True)
+class Told(Message):
+    """What the primary tells all at the end of a save: the result, or a question before it."""
+
+    result: SaveResult | None = None
+    leaves_of: LeafQuestion | None = None
+    replicas_of: ReplicaQuestion | None = None
 
 
 # --- what a process asks of its surroundings; each says which event answers it

@@ -8,14 +8,14 @@ alone decides, so that all processes list the same steps.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from holdfast.multihost import Group
 
-from ..agreement.exchange import exchange, to_json_bytes
+from ..agreement.exchange import exchange
+from ..agreement.messages import Message
 from ..errors import HostileCheckpoint, SaveFailed
 from ..format.item_report import ItemReport
 from ..saving.plan_mismatch import check_json, check_shares
@@ -27,29 +27,11 @@ MOST_FOUND = 16  # local steps that are told to all
 
 
 @dataclass(frozen=True)
-class Inventory:
+class Inventory(Message):
     """The parts that one process lists, or why its folder cannot be used."""
 
     parts: Sequence[PartSummary] = ()
     error: str = ""
-
-    def to_bytes(self) -> bytes:
-        """Returns JSON by name: the primary reads one of each process, so each key stands once."""
-        saves: dict[LocalKey, list[tuple[int, str]]] = {}
-        for part in self.parts:
-            saves.setdefault(part.key, []).append((part.process, part.report))
-        named = [{"key": key._asdict(), "parts": parts} for key, parts in saves.items()]
-        return to_json_bytes({"saves": named, "error": self.error})
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Reads what `to_bytes` wrote."""
-        body = json.loads(data)
-        parts = []
-        for save in body["saves"]:
-            key = LocalKey(**save["key"])
-            parts += [PartSummary(key, process, report) for process, report in save["parts"]]
-        return cls(parts, body["error"])
 
 
 @dataclass(frozen=True)
@@ -68,7 +50,7 @@ class FoundStep:
 
 
 @dataclass(frozen=True)
-class SurveyVerdict:
+class SurveyVerdict(Message):
     """What all processes know after a survey: the local steps, best first, or why there are none.
 
     The reports of the parts stay with the primary, which builds records of them.
@@ -77,23 +59,9 @@ class SurveyVerdict:
     steps: Sequence[FoundStep] = ()
     why_off: str = ""
 
-    def to_bytes(self) -> bytes:
-        """Returns JSON by name, compressed: it goes to all processes."""
-        steps = [
-            {"key": step.key._asdict(), "holders": step.holders, "reports": []}
-            for step in self.steps
-        ]
-        return zlib.compress(to_json_bytes({"steps": steps, "why_off": self.why_off}), 1)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Reads what `to_bytes` wrote."""
-        body = json.loads(zlib.decompress(data))
-        steps = [
-            FoundStep(LocalKey(**step["key"]), step["reports"], step["holders"])
-            for step in body["steps"]
-        ]
-        return cls(steps, body["why_off"])
+    def told(self) -> Self:
+        """Returns what all hear of it."""
+        return replace(self, steps=[replace(step, reports=[]) for step in self.steps])
 
 
 def survey(
@@ -107,7 +75,7 @@ def survey(
 
     def decide(reports: Sequence[bytes]) -> bytes:
         judged.append(_judge([Inventory.from_bytes(report) for report in reports], branches))
-        return judged[0].to_bytes()
+        return judged[0].told().to_bytes()
 
     told = exchange(group, name, own.to_bytes(), decide, timeout_s)
     return judged[0] if judged else SurveyVerdict.from_bytes(told)

@@ -6,9 +6,8 @@ import errno
 import shutil
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from holdfast.multihost import Group
 
@@ -113,11 +112,11 @@ class LocalSave:
     def _agree_on_branch(self) -> Branch:
         """Returns the branch of this save, once its file is durable: see `Lineage`."""
 
-        def begin() -> dict[str, Any]:
+        def begin() -> Branch:
             end_s = self._save.end_s
             branch = self._place.lineage.current(self._save.key, self._save.place, end_s)
             assert branch is not None
-            return asdict(branch)
+            return branch
 
         name = f"{self._save.messages}/begin"
         fields = ask_primary(

@@ -6,8 +6,6 @@ import base64
 import logging
 import threading
 import zlib
-from dataclasses import asdict
-from typing import Any
 
 from ..agreement.exchange import ask_primary
 from ..agreement.group_record import MESSAGE_BYTES
@@ -71,9 +69,9 @@ class LocalSteps:
             self._found = list(verdict.steps)
             self.is_unsure = False
 
-    def _read_branches(self) -> list[dict[str, Any]]:
+    def _read_branches(self) -> list[Branch]:
         with naming_path(self._root.root):
-            return [asdict(branch) for branch in read_branches(self._root)]
+            return read_branches(self._root)
 
     def _list(self, run: str) -> Inventory:
         """Returns what this process lists of its folder, and serves it."""

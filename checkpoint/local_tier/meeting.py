@@ -5,20 +5,18 @@ all.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import time
-import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 from holdfast.multihost import Group, current_spec
 from holdfast.multihost.group.runtime import host_address
 
-from ..agreement.exchange import ask_primary, exchange, to_json_bytes
+from ..agreement.exchange import ask_primary, exchange
+from ..agreement.messages import Message
 from ..errors import CheckpointError, error_text
 from ..memory.host import boot_id
 from ..options import Local
@@ -32,7 +30,7 @@ OLD_MARK_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Peer:
+class Peer(Message):
     """What all processes know of one. `folder` tells its folder from others, `mark` is in it.
 
     `host` is what fails together, `machine` a boot id, `address` that of its part server.
@@ -52,31 +50,12 @@ class Peer:
         """Where its folder is: one failure domain may be several machines."""
         return self.host if self.host == self.machine else f"{self.host} ({self.machine})"
 
-    def to_bytes(self) -> bytes:
-        """Returns JSON by name."""
-        return to_json_bytes(asdict(self))
-
 
 @dataclass(frozen=True)
-class Attendance:
+class Attendance(Message):
     """All processes, in rank order."""
 
     peers: tuple[Peer, ...]
-
-    def to_bytes(self) -> bytes:
-        """Returns JSON by name, compressed: it goes to as many processes as it names."""
-        return zlib.compress(to_json_bytes(asdict(self)), 1)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Reads what `to_bytes` wrote."""
-        body = json.loads(zlib.decompress(data))
-        return cls(tuple(Peer(**peer) for peer in body["peers"]))
-
-    @classmethod
-    def of(cls, reports: Sequence[bytes]) -> Self:
-        """Takes the peers as each said who it is."""
-        return cls(tuple(Peer(**json.loads(report)) for report in reports))
 
 
 @dataclass(frozen=True)
@@ -147,7 +126,7 @@ def meet(local: Local, path: Path, group: Group, name: str, tls: PeerTls | None)
             group,
             f"{name}/peers",
             own.to_bytes(),
-            lambda reports: Attendance.of(reports).to_bytes(),
+            lambda reports: Attendance(tuple(map(Peer.from_bytes, reports))).to_bytes(),
             local.timeout_s,
         )
         peers = Attendance.from_bytes(told).peers

@@ -45,6 +45,7 @@ from ..agreement.save_protocol import (
     Sent,
     Superfluous,
     Tell,
+    Told,
     Unclear,
     drive,
     follow,
@@ -239,7 +240,8 @@ class EffectPerformer:
 
     def _tell(self, result: SaveResult) -> Event:
         name = f"{self._save.messages}/outcome"
-        self._save.root.group.broadcast(name, result.to_bytes(), timeout_s=self._result_wait_s)
+        told = Told(result).to_bytes()
+        self._save.root.group.broadcast(name, told, timeout_s=self._result_wait_s)
         return None
 
     def _hear(self) -> Event:

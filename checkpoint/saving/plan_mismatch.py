@@ -8,16 +8,15 @@ question for the sums of replicas (see `replicas`) goes the same way.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 
-from ..agreement.replica_sums import ReplicaQuestion
-from ..agreement.save_protocol import SaveResult
+from ..agreement.messages import Message
+from ..agreement.save_protocol import LeafQuestion, SaveResult, Told
 from ..arrays.sharding import show_sharding
 from ..errors import SaveFailed
 from ..format.item_report import ItemReport
@@ -99,26 +98,6 @@ def check_own_names(item: str, reports: Sequence[ItemReport]) -> None:
                     raise SaveFailed(message, process=report.process)
 
 
-@dataclass(frozen=True)
-class Question:
-    """Asks one process for its leaves of an item; it comes instead of a save's result."""
-
-    process: int
-    item: str
-
-    _BEGIN: ClassVar[bytes] = b"leaves of "
-
-    def to_bytes(self) -> bytes:
-        return self._BEGIN + json.dumps([self.process, self.item]).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self | None:
-        """Returns the question; None for a result."""
-        if not data.startswith(cls._BEGIN):
-            return None
-        return cls(*json.loads(data.removeprefix(cls._BEGIN)))
-
-
 @dataclass(frozen=True, slots=True)
 class ShownLeaf:
     """A leaf as people see it, and the description of its sharding."""
@@ -126,6 +105,19 @@ class ShownLeaf:
     path: str
     text: str
     sharding: Any
+
+
+@dataclass(frozen=True)
+class ShownLeaves(Message):
+    """What a process that is asked for its leaves answers."""
+
+    leaves: tuple[ShownLeaf, ...]
+
+    @classmethod
+    def of(cls, plan: Plan | None) -> Self:
+        """Takes the leaves of a plan; of none there are none."""
+        leaves = () if plan is None else plan.leaves
+        return cls(tuple(ShownLeaf(leaf.path, _show(leaf), leaf.sharding) for leaf in leaves))
 
 
 def explain(group: Group, name: str, error: PlansDiffer, plan: Plan | None) -> SaveFailed:
@@ -137,13 +129,13 @@ def explain(group: Group, name: str, error: PlansDiffer, plan: Plan | None) -> S
     message = error.message
     leaf = ""
     asked = error.process or 0
-    question = Question(asked, error.item)
+    question = Told(leaves_of=LeafQuestion(asked, error.item))
     try:
         group.broadcast(f"{name}/outcome", question.to_bytes(), timeout_s=ANSWER_S)
         answers = group.gather(f"{name}/leaves", b"", timeout_s=ANSWER_S)
         assert answers is not None
-        theirs = leaves_from_bytes(answers[asked])
-        leaf, difference = first_difference(shown_leaves(plan), theirs, asked)
+        theirs = ShownLeaves.from_bytes(answers[asked])
+        leaf, difference = first_difference(ShownLeaves.of(plan), theirs, asked)
         message = f"{message}. {difference}" if leaf else message
     except HoldfastError as lost:
         message = f"{message} (which leaf it is could not be asked: {lost})"
@@ -163,33 +155,17 @@ def receive_result(
     Blocks, for `timeout_s` at most after each answer.
     """
     while True:
-        message = group.broadcast(f"{name}/outcome", None, timeout_s=timeout_s)
-        asked_plan = Question.from_bytes(message)
-        asked_replicas = ReplicaQuestion.from_bytes(message)
-        if asked_plan is not None:
-            answer = b""
-            if group.index == asked_plan.process:
-                answer = leaves_to_bytes(shown_leaves(plans.get(asked_plan.item)))
-            group.gather(f"{name}/leaves", answer, timeout_s=ANSWER_S)
-        elif asked_replicas is not None:
-            answer = answer_for(replicas, asked_replicas)
+        told = Told.from_bytes(group.broadcast(f"{name}/outcome", None, timeout_s=timeout_s))
+        if told.result is not None:
+            return told.result
+        if told.replicas_of is not None:
+            answer = answer_for(replicas, told.replicas_of)
             group.gather(f"{name}/replicas", answer, timeout_s=ANSWER_S)
-        else:
-            return SaveResult.from_bytes(message)
-
-
-def leaves_to_bytes(leaves: Sequence[ShownLeaf]) -> bytes:
-    rows = [(leaf.path, leaf.text, leaf.sharding) for leaf in leaves]
-    return zlib.compress(json.dumps(rows).encode())
-
-
-def leaves_from_bytes(data: bytes) -> list[ShownLeaf]:
-    return [ShownLeaf(*row) for row in json.loads(zlib.decompress(data))]
-
-
-def shown_leaves(plan: Plan | None) -> list[ShownLeaf]:
-    leaves = () if plan is None else plan.leaves
-    return [ShownLeaf(leaf.path, _show(leaf), leaf.sharding) for leaf in leaves]
+        elif told.leaves_of is not None:
+            answer = b""
+            if group.index == told.leaves_of.process:
+                answer = ShownLeaves.of(plans.get(told.leaves_of.item)).to_bytes()
+            group.gather(f"{name}/leaves", answer, timeout_s=ANSWER_S)
 
 
 def _show(leaf: Leaf) -> str:
@@ -205,15 +181,13 @@ def _show(leaf: Leaf) -> str:
     return f"{leaf.dtype}{list(leaf.shape)} ({facts})"
 
 
-def first_difference(
-    ours: Sequence[ShownLeaf], theirs: Sequence[ShownLeaf], process: int
-) -> tuple[str, str]:
+def first_difference(ours: ShownLeaves, theirs: ShownLeaves, process: int) -> tuple[str, str]:
     """Returns the first leaf that `process` has otherwise than process 0, and a sentence.
 
     ("", "") when only the structure differs.
     """
-    first = {leaf.path: leaf for leaf in ours}
-    other = {leaf.path: leaf for leaf in theirs}
+    first = {leaf.path: leaf for leaf in ours.leaves}
+    other = {leaf.path: leaf for leaf in theirs.leaves}
     for path in [*first, *other]:
         if path not in other:
             return path, f"The leaf {path!r} is on process 0 and not on process {process}"

@@ -42,7 +42,7 @@ from ..agreement.replica_sums import (
     difference_of,
     differing_sets,
 )
-from ..agreement.save_protocol import SaveReport
+from ..agreement.save_protocol import SaveReport, Told
 from ..arrays.jax_settings import outside_of_meshes, own_settings
 from ..errors import ReplicasDiffer, error_text
 from ..steps.claims import writer_of
@@ -577,7 +577,8 @@ def _a_holder(by_process: Mapping[int, ReplicaReport], number: int) -> int:
 def _ask(
     group: Group, name: str, replicas: Mapping[str, ReplicaSums], question: ReplicaQuestion
 ) -> dict[int, ReplicaAnswer]:
-    group.broadcast(f"{name}/outcome", question.to_bytes(), timeout_s=ANSWER_S)
+    told = Told(replicas_of=question).to_bytes()
+    group.broadcast(f"{name}/outcome", told, timeout_s=ANSWER_S)
     answers = group.gather(f"{name}/replicas", answer_for(replicas, question), timeout_s=ANSWER_S)
     assert answers is not None
     return {

@@ -14,6 +14,7 @@ from holdfast.checkpoint.agreement.replica_sums import (
     difference_of,
     differing_sets,
 )
+from holdfast.checkpoint.agreement.save_protocol import SaveKey, SaveReport, Told
 
 SHARDS = {3: (SharedShard(0, 0), SharedShard(1, 2))}
 PATHS = ["a.w", "b"]
@@ -32,12 +33,12 @@ def answers(*sums: tuple[int, ...], here: tuple[LocalDifference, ...] = ()) -> d
 
 
 def test_messages_come_back_as_they_went() -> None:
-    """Report, question and answer are what they were; a result is no question."""
+    """Report, question and answer are what they were."""
     report = ReplicaReport({0: "ab", 7: "cd"}, differs_here=True)
-    assert ReplicaReport.from_json(report.to_json()) == report
-    question = ReplicaQuestion("state", (1, 2))
-    assert ReplicaQuestion.from_bytes(question.to_bytes()) == question
-    assert ReplicaQuestion.from_bytes(b'{"key":{}}') is None
+    sent = SaveReport(0, SaveKey("id", 1, 2), replicas={"state": report})
+    assert SaveReport.from_bytes(sent.to_bytes()) == sent
+    question = Told(replicas_of=ReplicaQuestion("state", (1, 2)))
+    assert Told.from_bytes(question.to_bytes()) == question
     answer = ReplicaAnswer("h", {3: (1, 2**32 - 1)}, (HERE,))
     assert ReplicaAnswer.from_bytes(answer.to_bytes()) == answer
 

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.checkpoint import CheckpointError, CommitUnknown, SaveFailed, StepExists
 from holdfast.checkpoint.agreement import save_protocol as p
-from holdfast.checkpoint.agreement.exchange import SentError
+from holdfast.checkpoint.agreement.messages import SentError
 from holdfast.checkpoint.agreement.save_protocol import (
     Event,
     SaveKey,

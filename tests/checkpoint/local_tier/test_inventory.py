@@ -46,7 +46,7 @@ def test_a_verdict_survives_the_wire(tmp_path: Path) -> None:
     """Keys and holders travel; the reports stay with the primary."""
     parts = saved_parts(tmp_path)
     verdict = SurveyVerdict(find_whole([_inventory(*parts)]))
-    (step,) = SurveyVerdict.from_bytes(verdict.to_bytes()).steps
+    (step,) = SurveyVerdict.from_bytes(verdict.told().to_bytes()).steps
     assert step == replace(verdict.steps[0], reports=[])
     off = SurveyVerdict(why_off="a link")
     assert SurveyVerdict.from_bytes(off.to_bytes()).why_off == "a link"

@@ -20,7 +20,7 @@ PEER = Peer("host", "machine", 0, "host 1 2", mark="mark-1", address="10.0.0.1:7
 def test_all_hear_of_all() -> None:
     """Each says who it is, and the list of all survives the wire."""
     peers = (PEER, replace(PEER, host="other", error="a link"))
-    attendance = Attendance.of([peer.to_bytes() for peer in peers])
+    attendance = Attendance(tuple(Peer.from_bytes(peer.to_bytes()) for peer in peers))
     assert attendance.peers == peers
     assert Attendance.from_bytes(attendance.to_bytes()) == attendance
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import SaveFailed
-from holdfast.checkpoint.agreement.save_protocol import SaveKey, SaveResult
+from holdfast.checkpoint.agreement.save_protocol import SaveKey, SaveResult, Told
 from holdfast.checkpoint.format.item_report import ItemReport
 from holdfast.checkpoint.saving.plan import Leaf, Plan, ShardPlacement, make_plan
 from holdfast.checkpoint.saving.plan_mismatch import (
     PlansDiffer,
     ShownLeaf,
+    ShownLeaves,
     check_reports,
     explain,
     first_difference,
@@ -102,7 +103,7 @@ def test_the_first_difference_is_named(
     """The first leaf that another process has otherwise than process 0; shardings are spelt out
     where all else is equal.
     """
-    shown = [[ShownLeaf(*row) for row in rows] for rows in (ours, theirs)]
+    shown = [ShownLeaves(tuple(ShownLeaf(*row) for row in rows)) for rows in (ours, theirs)]
     assert first_difference(*shown, 2) == (leaf, sentence)
 
 
@@ -121,7 +122,7 @@ def test_one_is_asked_and_all_learn_the_leaf() -> None:
         result = SaveResult(
             KEY, explain(group, "name", PlansDiffer(message, process=1, item="state"), plans[0])
         )
-        group.broadcast("name/outcome", result.to_bytes(), timeout_s=60)
+        group.broadcast("name/outcome", Told(result).to_bytes(), timeout_s=60)
         return result
 
     def follow(group: Group) -> SaveResult:
@@ -151,7 +152,7 @@ def test_one_is_asked_and_all_learn_the_leaf() -> None:
 def test_a_result_without_a_question_comes_through() -> None:
     """Who is not asked receives the result as it was sent."""
     with groups(2) as both:
-        sent = SaveResult(KEY, superfluous=(1,)).to_bytes()
+        sent = Told(SaveResult(KEY, superfluous=(1,))).to_bytes()
 
         def send() -> bytes:
             return both[0].broadcast("name/outcome", sent, timeout_s=60)

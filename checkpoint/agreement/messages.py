@@ -1,0 +1,149 @@
+"""What processes tell each other: values whose classes say by their type hints how they are read.
+
+On the wire they are JSON by name, without what is as by default. An error travels as a SentError.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache, partial
+from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+
+from holdfast.coordination import HoldfastError
+
+from ..errors import SENT_ERRORS, CheckpointError, SaveFailed
+
+LONG_BYTES = 1024  # of a message that is compressed: it may go to as many processes as it names
+
+
+class Message:
+    """A dataclass that travels; so do dataclasses and named tuples in it."""
+
+    def to_bytes(self) -> bytes:
+        """Returns JSON, compressed where it is long."""
+        data = json.dumps(self, default=_plain, separators=(",", ":")).encode()
+        return data if len(data) < LONG_BYTES else zlib.compress(data, 1)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Reads what `to_bytes` wrote."""
+        text = data if data.startswith(b"{") else zlib.decompress(data)
+        message: Self = parsed(cls, json.loads(text))
+        return message
+
+
+@dataclass(frozen=True)
+class SentError:
+    """An error on its way to another process. No pickle crosses between processes."""
+
+    kind: str
+    message: str
+    fields: Mapping[str, int | str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """Takes the kind, the sentence and, of our own errors, the facts."""
+        if not isinstance(error, HoldfastError):
+            facts = {"passes": True} if isinstance(error, OSError) else {}
+            return cls(type(error).__name__, str(error), facts)
+        facts_of_ours = {
+            name: value
+            for name, value in vars(error).items()
+            if isinstance(value, int | str) and not name.startswith("_")
+        }
+        return cls(type(error).__name__, error.message, facts_of_ours)
+
+    @property
+    def text(self) -> str:
+        """Kind and sentence, as part of a message."""
+        return f"{self.kind}: {self.message}"
+
+    def rebuilt(
+        self, *, unknown: type[HoldfastError] = CheckpointError, start: str = "", **facts: Any
+    ) -> HoldfastError:
+        """Returns the error, of its own kind or of `unknown`; its sentence begins with `start`."""
+        kind = SENT_ERRORS.get(self.kind)
+        sentence = self.text if kind is None else self.message
+        made = kind or unknown
+        known = {
+            name: value
+            for name, value in {**self.fields, **facts}.items()
+            if hasattr(made, name) and value is not None
+        }
+        return made(start + sentence, **known)
+
+
+@dataclass(frozen=True)
+class AgreedError:
+    """The error of one process that all processes raise."""
+
+    process: int
+    error: SentError
+
+    def here(self, index: int, own: Exception | None) -> Exception:
+        """Returns what process `index` raises: its own error where that is of the agreed kind."""
+        if own is not None and (self.process == index or type(own).__name__ == self.error.kind):
+            if isinstance(own, CheckpointError):
+                own.process = index
+            return own
+        # An error that knows its process names it in its sentence already.
+        start = "" if "process" in self.error.fields else f"process {self.process}: "
+        error = self.error.rebuilt(start=start, process=self.process)
+        error.__cause__ = own
+        return error
+
+
+def _plain(value: Any) -> Any:
+    """Returns what json takes of a value that it does not know."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, HoldfastError):
+        value = SentError.of(value)
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    pairs = ((each, getattr(value, each.name)) for each in fields(value))
+    return {each.name: found for each, found in pairs if found != each.default}
+
+
+def parsed(hint: Any, data: Any) -> Any:
+    """Returns the value of a type that JSON types were made of."""
+    return _parser(hint)(data)
+
+
+@cache
+def _parser(hint: Any) -> Callable[[Any], Any]:
+    origin = get_origin(hint)
+    parts = get_args(hint)
+    if origin in (types.UnionType, Union):
+        parse = _parser(parts[0])  # before None, or of what JSON tells apart by itself
+        return lambda data: None if data is None else parse(data)
+    if origin is Mapping:
+        parse = _parser(parts[1])
+        return lambda data: {parts[0](key): parse(each) for key, each in data.items()}
+    if origin is tuple and parts[-1] is not Ellipsis:
+        return _parser_of_each(tuple, parts)
+    if origin in (tuple, list, Sequence):
+        parse = _parser(parts[0])
+        made = tuple if origin is tuple else list
+        return lambda data: made(map(parse, data))
+    if hint is HoldfastError:
+        return lambda data: SentError(**data).rebuilt(unknown=SaveFailed)
+    if hasattr(hint, "from_json"):
+        return partial(hint.from_json)
+    if hasattr(hint, "_make"):
+        return _parser_of_each(hint._make, get_type_hints(hint).values())
+    if isinstance(hint, type) and is_dataclass(hint):
+        parsers = {name: _parser(each) for name, each in get_type_hints(hint).items()}
+        return lambda data: hint(**{name: parsers[name](each) for name, each in data.items()})
+    return lambda data: data
+
+
+def _parser_of_each(
+    make: Callable[[Iterable[Any]], Any], hints: Iterable[Any]
+) -> Callable[[Any], Any]:
+    parsers = [_parser(hint) for hint in hints]
+    return lambda data: make(parse(each) for parse, each in zip(parsers, data, strict=True))
