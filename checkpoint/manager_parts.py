@@ -29,7 +29,7 @@ from .steps.garbage import sweep_files
 from .steps.index import StepIndex
 from .steps.lineage import Lineage, NoLineage, StepOrder
 from .steps.object_claims import open_claims
-from .steps.opening import Opened, OpenRoot, look_at_steps, mark_left, open_root
+from .steps.opening import OpenRoot, look_at_steps, mark_left, open_root
 from .steps.refusals import (
     refuse_step_folder,
     refuse_without_joining,
@@ -89,28 +89,28 @@ def open_manager(
     members = given_or_default(group)
     storage = _open_storage(directory, options)
     history = _history_of(storage, options)
-    root, opened = _open_root(storage, members, options)
+    root = _open_root(storage, members, options)
     # What a later part runs into must not leave a claim that only a sweep takes away.
     with contextlib.ExitStack() as undo:
         undo.callback(root.give_up)
         if group is None:
             refuse_without_joining(root)
-        warn_of_writers(storage, opened.others)
+        warn_of_writers(storage, root.listing.others)
         deleter = StepDeleter(storage, BackgroundWorker(), Statistics())
-        index = _index_of(root, opened, keep_policy, deleter)
-        lineage = _lineage_of(root, opened, index, begins=local is not None)
+        index = _index_of(root, keep_policy, deleter)
+        lineage = _lineage_of(root, index, begins=local is not None)
         tier = None if local is None else LocalTier(local, root, lineage)
         if tier is not None:
             undo.callback(tier.close)
-        foreign = ForeignSteps(storage, opened.foreign, opened.step_names)
+        foreign = ForeignSteps(storage, root.listing.foreign, root.listing.step_names)
         state = _state_of(root, index, deleter, lineage, tier, foreign=foreign, history=history)
         catalog = StepCatalog(root, state, foreign, tier)
-        scheduler = _scheduler_of(root, opened, save_policy)
+        scheduler = _scheduler_of(root, save_policy)
         durable = DurableLane(
             catalog,
             scheduler,
             policy_decides=save_policy is not None,
-            has_claim=opened.has_claim,
+            has_claim=root.listing.has_claim,
         )
         undo.callback(durable.close, 0.0)
         lanes = (durable, *_local_lanes(catalog, local))
@@ -127,7 +127,7 @@ def open_manager(
     if root.is_writing_primary:
 
         def sweep() -> None:
-            sweep_files(storage, root.claims, listed=opened.files)
+            sweep_files(storage, root.claims, listed=root.listing.files)
 
         state.worker.put(f"sweeping {root.where}", sweep)
     state.report()
@@ -145,7 +145,7 @@ def _open_storage(directory: str | os.PathLike[str], options: Options) -> Storag
     )
 
 
-def _open_root(storage: Storage, group: Group, options: Options) -> tuple[OpenRoot, Opened]:
+def _open_root(storage: Storage, group: Group, options: Options) -> OpenRoot:
     claims = open_claims(
         storage, single_writer=options.single_writer, claim_age_s=options.claim_age_s
     )
@@ -155,7 +155,7 @@ def _open_root(storage: Storage, group: Group, options: Options) -> tuple[OpenRo
         if not options.read_only:
             warn_of_new_root(storage)
 
-    opened = open_root(
+    root = open_root(
         storage,
         claims,
         group,
@@ -166,15 +166,13 @@ def _open_root(storage: Storage, group: Group, options: Options) -> tuple[OpenRo
         needs_claim=False,
     )
     if options.read_only and group.index == 0:
-        warn_of_absent_root(storage, opened.files)
-    if group.index == 0 and not opened.steps and not opened.foreign:
-        warn_of_unread(storage, opened.files)
-    return OpenRoot.of(opened, storage, claims, group=group, options=options), opened
+        warn_of_absent_root(storage, root.listing.files)
+    if group.index == 0 and not root.listing.steps and not root.listing.foreign:
+        warn_of_unread(storage, root.listing.files)
+    return root
 
 
-def _lineage_of(
-    root: OpenRoot, opened: Opened, index: StepIndex, *, begins: bool
-) -> Lineage | NoLineage:
+def _lineage_of(root: OpenRoot, index: StepIndex, *, begins: bool) -> Lineage | NoLineage:
     if not root.is_writing_primary:
         return NoLineage()
 
@@ -190,7 +188,7 @@ def _lineage_of(
         root.storage,
         root.writer.id,
         begins=begins,
-        found_none=opened.has_no_branches,
+        found_none=root.listing.has_no_branches,
         mark=mark,
     )
 
@@ -209,27 +207,27 @@ def _local_lanes(catalog: StepCatalog, local: Local | None) -> list[Lane]:
     return [LocalLane(catalog, catalog.tier, scheduler)]
 
 
-def _scheduler_of(root: OpenRoot, opened: Opened, save_policy: SavePolicy | None) -> SaveScheduler:
+def _scheduler_of(root: OpenRoot, save_policy: SavePolicy | None) -> SaveScheduler:
+    listing = root.listing
+    line = {*listing.steps, *listing.foreign} - {*listing.left_behind}
     return SaveScheduler(
         save_policy,
         root.group,
         f"{root.messages}/soon",
         skips=root.options.on_busy == "skip",
-        last_step=max({*opened.steps, *opened.foreign} - {*opened.left_behind}, default=None),
+        last_step=max(line, default=None),
     )
 
 
-def _index_of(
-    root: OpenRoot, opened: Opened, keep_policy: KeepPolicy, deleter: StepDeleter
-) -> StepIndex:
+def _index_of(root: OpenRoot, keep_policy: KeepPolicy, deleter: StepDeleter) -> StepIndex:
     return StepIndex(
         root.storage,
         keep_policy,
-        opened.steps,
+        root.listing.steps,
         deleter if root.is_writing_primary else None,
-        left_behind=opened.left_behind,
+        left_behind=root.listing.left_behind,
         is_alone=root.group.count == 1,
-        names=opened.step_names,
+        names=root.listing.step_names,
     )
 
 

@@ -63,9 +63,7 @@ class SingleSave:
             # In a group `stage` finds what is wrong, so that all processes learn of it.
             _check_names(order, path)
         storage = open_storage(path)
-        claims = open_claims(storage)
-        opened = open_root(storage, claims, members, options)
-        root = OpenRoot.of(opened, storage, claims, group=members, options=options)
+        root = open_root(storage, open_claims(storage), members, options)
         single = cls(root)
         if group is None:
             try:

@@ -135,10 +135,10 @@ class StepCatalog:
 
     def reload(self) -> None:
         """Lists the store, at the primary, and the hosts again. Blocks."""
-        steps, foreign, left = list_root(self.root, find_foreign_steps, identify)
-        self.state.index.adopt(steps)
-        self.state.index.adopt_left(left)
-        self.foreign.adopt(foreign)
+        listing = list_root(self.root, find_foreign_steps, identify)
+        self.state.index.adopt(listing.steps)
+        self.state.index.adopt_left(listing.left_behind)
+        self.foreign.adopt(listing.foreign)
         if self.tier is not None:
             self.tier.survey()
 

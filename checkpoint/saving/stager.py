@@ -27,7 +27,7 @@ from ..format.own_files import Files, StagedFiles, stage_files
 from ..format.tree import FlatTree, paused_gc
 from ..policy import StepFacts
 from ..steps.background import BackgroundWorker
-from ..steps.claims import FOLDER, writer_of
+from ..steps.claims import writer_of
 from ..steps.lineage import Position
 from ..steps.opening import OpenRoot
 from ..steps.step_files import delete_files
@@ -171,7 +171,7 @@ class OneSave:
     @property
     def claim(self) -> str:
         """The name of the writer's claim in the store."""
-        return f"{FOLDER}/{self.root.writer.id}"
+        return self.root.writer.claim
 
     @property
     def kind(self) -> str:

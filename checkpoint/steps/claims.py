@@ -49,6 +49,11 @@ class Writer:
     renewed_s: float = 0.0
     process: int = -1
 
+    @property
+    def claim(self) -> str:
+        """The name of its claim in the root."""
+        return f"{FOLDER}/{self.id}"
+
 
 def writer_of(save_id: str) -> str:
     """Returns the id of the writer of a save."""

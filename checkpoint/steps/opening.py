@@ -10,8 +10,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
@@ -19,6 +19,7 @@ from holdfast.multihost.group.runtime import launched_spec
 
 from ..agreement.exchange import ask_primary
 from ..agreement.host_sharing import find_sharers, launched_sharers
+from ..agreement.messages import parsed
 from ..errors import CheckpointError, error_text
 from ..format.step_folders import (
     PLAIN_NAMES,
@@ -73,34 +74,41 @@ class RootSteps:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """What all processes know after the opening: the writer, the steps that are there, and other
-    people's, with their folders' names.
+class Listing:
+    """What the primary found as it opened a root, alike on all processes: its steps, and other
+    people's with their folders' names.
 
     `left_behind` are those of both that were. `step_names` is how the root calls its steps.
     `has_claim` is False for a reader, and where the disk was too full to make the claim: then
     nothing may be saved, but steps be deleted. Where `has_no_branches`, the root's history had none
-    when it was listed; else that is not known. `sharers` is who shares this process's memory.
-    The primary alone has `files`, the names of all files where it has listed them, and `others`,
-    the writers that have the root open too and are not known to be dead.
+    when it was listed; else that is not known. The primary alone has `files`, the names of all
+    files where it has listed them, and `others`, the writers that have the root open too and are
+    not known to be dead.
     """
 
-    writer: Writer
-    steps: tuple[int, ...]
+    steps: tuple[int, ...] = ()
     foreign: Mapping[int, str] = field(default_factory=dict)
     left_behind: tuple[int, ...] = ()
     has_claim: bool = True
     step_names: StepNames = PLAIN_NAMES
     has_no_branches: bool = False
-    sharers: Sharers = ALONE
     files: Collection[str] | None = None
     others: Sequence[Writer] = ()
 
 
+@dataclass(frozen=True)
+class Opening:
+    """What the primary tells all of an opening; whether all tell each other then where they are."""
+
+    writer: Writer
+    listing: Listing
+    asks_hosts: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class OpenRoot:
-    """A root as one process of a group has it open: its store, the writer that it has there, and
-    with whom it shares its memory.
+    """A root as one process of a group has it open: its store, the writer that it has there, what
+    was there, and with whom it shares its memory.
     """
 
     storage: Storage
@@ -108,21 +116,8 @@ class OpenRoot:
     options: Options
     claims: Claims
     writer: Writer
+    listing: Listing = Listing()
     sharers: Sharers = ALONE
-
-    @classmethod
-    def of(
-        cls, opened: Opened, storage: Storage, claims: Claims, *, group: Group, options: Options
-    ) -> Self:
-        """Returns the root that `open_root` has opened with these."""
-        return cls(
-            storage=storage,
-            group=group,
-            options=options,
-            claims=claims,
-            writer=opened.writer,
-            sharers=opened.sharers,
-        )
 
     @property
     def memory(self) -> MemoryBudget:
@@ -169,7 +164,7 @@ def open_root(
     identify: Identify = identify_own,
     check: Callable[[], None] = lambda: None,
     needs_claim: bool = True,
-) -> Opened:
+) -> OpenRoot:
     """Opens a root for a group; every process calls it. Raises, on every process, what the primary
     ran into.
 
@@ -181,42 +176,35 @@ def open_root(
     """
     name = f"checkpoint/open/{hashlib.sha256(os.fsencode(storage.root)).hexdigest()[:16]}"
 
-    files: Collection[str] | None = None
-    others: Sequence[Writer] = ()
+    listings: list[Listing] = []  # at the primary
 
-    def open_it() -> dict[str, Any]:
-        nonlocal files, others
+    def open_it() -> Opening:
         check()
-        opened = _open(
+        writer, listing = _open(
             storage, claims, options, find_foreign, identify=identify, needs_claim=needs_claim
         )
-        files = opened.files
-        others = opened.others
-        told = asdict(replace(opened, files=None, others=()))  # they may be many for a message
-        return told | {"asks_hosts": launched_sharers() is None}
+        listings.append(listing)
+        told = replace(listing, files=None, others=())  # they may be many for a message
+        return Opening(writer, told, launched_sharers() is None)
 
-    found = _ask(storage, group, name, open_it, options.save_timeout_s)
+    opening: Opening = parsed(Opening, _ask(storage, group, name, open_it, options.save_timeout_s))
+    root = OpenRoot(
+        storage=storage,
+        group=group,
+        options=options,
+        claims=claims,
+        writer=opening.writer,
+        listing=listings[0] if listings else opening.listing,
+    )
     try:
         sharers = find_sharers(
-            group, f"{name}/hosts", options.save_timeout_s, asks=found["asks_hosts"]
+            group, f"{name}/hosts", options.save_timeout_s, asks=opening.asks_hosts
         )
     except BaseException:
-        if group.index == 0 and found["has_claim"]:
-            claims.fence(found["writer"]["id"])
+        if group.index == 0 and root.listing.has_claim:
+            claims.fence(root.writer.id)
         raise
-    foreign = {int(step): folder for step, folder in found["foreign"].items()}
-    return Opened(
-        Writer(**found["writer"]),
-        tuple(found["steps"]),
-        foreign,
-        left_behind=tuple(found["left_behind"]),
-        has_claim=found["has_claim"],
-        step_names=StepNames(**found["step_names"]),
-        has_no_branches=found["has_no_branches"],
-        sharers=sharers,
-        files=files,
-        others=others,
-    )
+    return replace(root, sharers=sharers)
 
 
 def claim_root(root: OpenRoot) -> None:
@@ -234,27 +222,26 @@ def claim_root(root: OpenRoot) -> None:
     )
 
 
-def list_root(
-    root: OpenRoot, find_foreign: FindForeign, identify: Identify
-) -> tuple[list[int], dict[int, str], list[int]]:
-    """Returns the steps that the primary sees in a root, ours, other people's, and those that were
-    left behind, on every process; every process calls it.
-    """
-    steps, foreign, left = _ask(
-        root.storage,
-        root.group,
-        f"{root.messages}/reload",
-        lambda: _list_again(root.storage, find_foreign, identify),
-        root.options.save_timeout_s,
+def list_root(root: OpenRoot, find_foreign: FindForeign, identify: Identify) -> Listing:
+    """Returns what the primary sees in a root by now, on every process; every process calls it."""
+
+    def look() -> Listing:
+        names = read_step_names(root.storage)
+        return _listing_of(look_at_steps(root.storage, names, find_foreign, identify), names)
+
+    name = f"{root.messages}/reload"
+    told = _ask(root.storage, root.group, name, look, root.options.save_timeout_s)
+    listing: Listing = parsed(Listing, told)
+    return listing
+
+
+def _listing_of(found: RootSteps, names: StepNames) -> Listing:
+    return Listing(
+        tuple(found.steps),
+        found.foreign,
+        tuple(sorted(found.left_behind)),
+        step_names=names,
     )
-    return steps, {int(step): folder for step, folder in foreign.items()}, left
-
-
-def _list_again(
-    storage: Storage, find_foreign: FindForeign, identify: Identify
-) -> tuple[list[int], Mapping[int, str], list[int]]:
-    found = look_at_steps(storage, read_step_names(storage), find_foreign, identify)
-    return found.steps, found.foreign, sorted(found.left_behind)
 
 
 def look_at_steps(
@@ -333,7 +320,7 @@ def _open(
     *,
     identify: Identify,
     needs_claim: bool,
-) -> Opened:
+) -> tuple[Writer, Listing]:
     spec = launched_spec()
     writer = this_writer(spec.job_id, spec.attempt, spec.process_id) if spec else this_writer()
     # Who names no format reads it once, when others see the claim.
@@ -355,17 +342,14 @@ def _open(
         if has_claim:
             claims.fence(writer.id)
         raise
-    return Opened(
-        writer,
-        tuple(found.steps),
-        found.foreign,
-        left_behind=tuple(sorted(found.left_behind)),
+    listing = replace(
+        _listing_of(found, names),
         has_claim=has_claim,
-        step_names=names,
         has_no_branches=_has_no_branches(found.listing),
         files=found.listing.files,
         others=others or (),
     )
+    return writer, listing
 
 
 def _step_names(storage: Storage, options: Options) -> StepNames:
@@ -409,7 +393,7 @@ def _settle_step_names(
             path=storage.root,
         )
     with contextlib.suppress(NameTaken, FileExistsError):
-        storage.commit(STEP_NAMES, names.to_bytes(), f"{FOLDER}/{writer.id}")
+        storage.commit(STEP_NAMES, names.to_bytes(), writer.claim)
     found = read_step_names(storage)
     if found != names:
         raise _called_otherwise(storage, found, names)

@@ -77,7 +77,7 @@ from ..saving.record_builder import RecordHead, build_record, check_plan
 from ..saving.stager import OneSave
 from ..steps.claims import Claims
 from ..steps.object_claims import open_claims
-from ..steps.opening import OpenRoot, give_up_claim, open_root
+from ..steps.opening import give_up_claim, open_root
 from ..storage.base import Part, Storage
 from ..storage.counting import count_parts
 from ..storage.path import StorePath, free_bytes, open_storage
@@ -638,21 +638,20 @@ def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str
     """
     storage = root.storage
     step = conversion.step
-    options = Options()
-    opened = open_root(
-        storage, claims, Solo(), options, find_foreign=find_foreign_steps, identify=identify
+    held = open_root(
+        storage, claims, Solo(), Options(), find_foreign=find_foreign_steps, identify=identify
     )
-    held = OpenRoot.of(opened, storage, claims, group=Solo(), options=options)
-    folder = opened.step_names.name_of(step)
+    listing = held.listing
+    folder = listing.step_names.name_of(step)
     is_unclear = False
     try:
-        if step in opened.steps or step in opened.foreign:
+        if step in listing.steps or step in listing.foreign:
             raise StepExists(
                 f"step {step} is already in {root}; choose another place or delete it first",
                 path=str(root),
                 step=step,
             )
-        foreign = ForeignSteps(storage, opened.foreign, opened.step_names)
+        foreign = ForeignSteps(storage, listing.foreign, listing.step_names)
         save = OneSave(
             root=replace(held, options=replace(held.options, save_timeout_s=math.inf)),
             key=SaveKey(held.writer.id, 0, step),

@@ -133,12 +133,12 @@ def copy_step_names(
     if is_called_so and prefix in (None, read_foreign_prefix(target)):
         return
     options = Options() if is_called_so else Options(step_format=names.format)
-    opened = open_root(target, claims, Solo(), options)
+    root = open_root(target, claims, Solo(), options)
     try:
         if prefix is not None:
-            note_foreign_prefix(target, prefix, f"{FOLDER}/{opened.writer.id}")
+            note_foreign_prefix(target, prefix, root.writer.claim)
     finally:
-        claims.fence(opened.writer.id)
+        claims.fence(root.writer.id)
 
 
 def copy_marks(source: Storage, target: Storage, claims: Claims) -> None:
@@ -148,14 +148,14 @@ def copy_marks(source: Storage, target: Storage, claims: Claims) -> None:
     marks = read_marks(source)
     if not marks:
         return
-    opened = open_root(target, claims, Solo(), Options())
+    root = open_root(target, claims, Solo(), Options())
     try:
         for mark in marks:
             # It is named after a save, so that what is there already says the same.
             with contextlib.suppress(NameTaken, FileExistsError):
-                target.commit(mark.file_name, mark.to_bytes(), f"{FOLDER}/{opened.writer.id}")
+                target.commit(mark.file_name, mark.to_bytes(), root.writer.claim)
     finally:
-        claims.fence(opened.writer.id)
+        claims.fence(root.writer.id)
 
 
 def _copy_ours(
@@ -210,7 +210,7 @@ def _claimed(source: StorePath, target: StorePath, claims: Claims, save_id: str)
     claims.take(me)
     try:
         claims.take(holder)
-        yield f"{FOLDER}/{me.id}"
+        yield me.claim
     finally:
         claims.fence(holder.id)
         claims.fence(me.id)

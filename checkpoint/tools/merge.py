@@ -141,7 +141,7 @@ def merge_checkpoints(
     try:
         for part, record in zip(parts, records, strict=True):
             _take_files(part, target, record["items"][item]["files"])
-        target.storage.commit((target / RECORD_NAME).name, data, f"{FOLDER}/{me.id}")
+        target.storage.commit((target / RECORD_NAME).name, data, me.claim)
     except NameTaken:
         taken = [(target / name).name for name, *_ in about["items"][item]["files"]]
         target.storage.delete(taken)

@@ -19,7 +19,7 @@ from holdfast.checkpoint import CheckpointError, CheckpointManager, Options, sav
 from holdfast.checkpoint.format.step_folders import parse_step_format
 from holdfast.checkpoint.steps.claims import Writer, this_writer
 from holdfast.checkpoint.steps.local_claims import LocalClaims
-from holdfast.checkpoint.steps.opening import Opened, open_root
+from holdfast.checkpoint.steps.opening import OpenRoot, open_root
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.coordination import Fenced, HoldfastError
 from holdfast.multihost import Group, ProcessSpec, Solo
@@ -38,7 +38,7 @@ ANY_SPACE = Options(check_free_space=False)  # which would ask for a megabyte
 
 def opened(
     root: Path, group: Group | None = None, options: Options | None = None
-) -> tuple[Opened, LocalClaims]:
+) -> tuple[OpenRoot, LocalClaims]:
     storage = LocalStorage(root)
     claims = LocalClaims(storage)
     found = open_root(
@@ -60,10 +60,11 @@ def test_all_processes_know_what_the_primary_found(tmp_path: Path) -> None:
     with groups(3) as all_three:
         found = at_once([lambda group=group: opened(tmp_path, group) for group in all_three])
     primary, claims = found[0]
-    assert all(other == primary for other, _ in found)
+    facts = {(repr(other.writer), repr(other.listing)) for other, _ in found}
+    assert len(facts) == 1
     assert (
-        primary.steps == (1,)
-        and primary.foreign == {7: "step_7"}
+        primary.listing.steps == (1,)
+        and primary.listing.foreign == {7: "step_7"}
         and primary.writer.pid == os.getpid()
     )
     assert claims.standing() == {primary.writer.id}
@@ -317,13 +318,13 @@ def test_a_root_calls_its_steps_by_one_format_for_good(tmp_path: Path) -> None:
     found, claims = opened(tmp_path, options=NAMED)
     claims.fence(found.writer.id)
     fact = tmp_path / ".holdfast" / "steps.json"
-    assert found.step_names.name_of(7) == "checkpoint_00000007" and json.loads(
+    assert found.listing.step_names.name_of(7) == "checkpoint_00000007" and json.loads(
         fact.read_text()
     ) == {"prefix": "checkpoint_", "width": 8}
     made = fact.stat().st_ino
     for options in (Options(), NAMED, Options(read_only=True)):
         again, claims = opened(tmp_path, options=options)
-        assert again.step_names == found.step_names and fact.stat().st_ino == made
+        assert again.listing.step_names == found.listing.step_names and fact.stat().st_ino == made
         claims.fence(again.writer.id)
     for other in ("{:d}", "checkpoint_{:07d}", "step_{:08d}"):
         for read_only in (True, False):
@@ -359,7 +360,7 @@ def test_a_new_root_that_another_writer_has_open_gets_no_format(tmp_path: Path) 
             opened(tmp_path, options=NAMED)
     found, claims = opened(tmp_path, options=NAMED)
     claims.fence(found.writer.id)
-    assert found.step_names.width == 8
+    assert found.listing.step_names.width == 8
 
 
 @pytest.mark.parametrize("other", ["checkpoint_{:08d}", "step_{:d}"])
@@ -378,7 +379,7 @@ def test_of_two_that_begin_a_root_the_first_decides(
     monkeypatch.setattr(LocalStorage, "commit", late)
     if other == NAMED.step_format:
         found, claims = opened(tmp_path, options=NAMED)
-        assert found.step_names.width == 8
+        assert found.listing.step_names.width == 8
         claims.fence(found.writer.id)
     else:
         with pytest.raises(CheckpointError, match="calls its step 7 step_7, and"):

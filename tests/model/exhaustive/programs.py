@@ -85,11 +85,12 @@ class Manager:
         self.storage = storage
         members = group or Solo()
         keep = keep or KeepAll()
-        self.root, opened = parts._open_root(storage, members, options)
+        self.root = parts._open_root(storage, members, options)
+        listing = self.root.listing
         deleter = StepDeleter(storage, BackgroundWorker(), Statistics())
-        index = parts._index_of(self.root, opened, keep, deleter)
-        lineage = parts._lineage_of(self.root, opened, index, begins=has_hosts)
-        foreign = ForeignSteps(storage, opened.foreign, opened.step_names)
+        index = parts._index_of(self.root, keep, deleter)
+        lineage = parts._lineage_of(self.root, index, begins=has_hosts)
+        foreign = ForeignSteps(storage, listing.foreign, listing.step_names)
         self.state = parts._state_of(
             self.root, index, deleter, lineage, None, foreign=foreign, history=None
         )
