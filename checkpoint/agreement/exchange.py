@@ -24,6 +24,8 @@ class Failing(Protocol):
 
 
 R = TypeVar("R", bound=Failing)
+M = TypeVar("M", bound=Message)
+D = TypeVar("D", bound=Message)
 
 
 def first_failed(
@@ -40,17 +42,21 @@ def first_failed(
 def exchange(
     group: Group,
     name: str,
-    report: bytes,
-    decide: Callable[[list[bytes]], bytes],
+    report: M,
+    decide: Callable[[list[M]], D],
+    decision: type[D],
+    *,
     timeout_s: float,
-) -> bytes:
+) -> D:
     """Returns on all processes what `decide` makes of their reports at the primary. Blocks.
 
     Raises BarrierTimeout, ProcessLost.
     """
-    gathered = group.gather(f"{name}/report", report, timeout_s=timeout_s)
-    decision = None if gathered is None else decide(gathered)
-    return group.broadcast(f"{name}/answer", decision, timeout_s=timeout_s)
+    gathered = group.gather(f"{name}/report", report.to_bytes(), timeout_s=timeout_s)
+    told = None
+    if gathered is not None:
+        told = decide([type(report).from_bytes(data) for data in gathered]).to_bytes()
+    return decision.from_bytes(group.broadcast(f"{name}/answer", told, timeout_s=timeout_s))
 
 
 # --- whether any process failed
@@ -70,12 +76,11 @@ def raise_of_any(group: Group, name: str, own: Exception | None, timeout_s: floa
     A process that failed raises its own error. Raises BarrierTimeout, ProcessLost.
     """
 
-    def decide(reports: list[bytes]) -> bytes:
-        outcomes = [Outcome.from_bytes(data) for data in reports]
-        return (first_failed(outcomes) or Outcome(0)).to_bytes()
+    def decide(outcomes: list[Outcome]) -> Outcome:
+        return first_failed(outcomes) or Outcome(0)
 
     mine = Outcome(group.index, None if own is None else SentError.of(own))
-    agreed = Outcome.from_bytes(exchange(group, name, mine.to_bytes(), decide, timeout_s))
+    agreed = exchange(group, name, mine, decide, Outcome, timeout_s=timeout_s)
     if own is not None:
         raise own
     if agreed.error is not None:

@@ -66,13 +66,7 @@ def _find_sharers(group: Group, name: str, timeout_s: float, *, asks: bool) -> S
         return launched_sharers() or Sharers(group.count)
     numbers = cgroup_numbers()
     place = HostPlace(boot_id(), tuple(numbers.values()))
-
-    def count(reports: list[bytes]) -> bytes:
-        places = [HostPlace.from_bytes(report) for report in reports]
-        return SharerCounts.of(places).to_bytes()
-
-    told = exchange(group, name, place.to_bytes(), count, timeout_s)
-    counts = SharerCounts.from_bytes(told)
+    counts = exchange(group, name, place, SharerCounts.of, SharerCounts, timeout_s=timeout_s)
     on_machine, *in_cgroups = counts.by_rank[group.index]
     return Sharers(
         on_machine,

@@ -128,8 +128,8 @@ class RestoreAgreement:
             with Phase("restore/read"), naming_path(path):
                 value = restore()
         except Exception as error:
-            return None, self._end(error)
-        return value, self._end(None)
+            return None, self._agree("at its end", error)
+        return value, self._agree("at its end")
 
     def before_reading(self, need: MemoryNeed) -> None:
         """Raises NotEnoughMemory, on every process, if the hosts of some have no room for an item,
@@ -142,7 +142,7 @@ class RestoreAgreement:
         if known or is_small(need.item_bytes, self.group.count):
             return
         self._read.add(need.item)
-        self._go_on(self._agree(f"before {need.item!r} is read", None, need))
+        self._go_on(self._agree(f"before {need.item!r} is read", need=need))
 
     def _go_on(self, verdict: Verdict) -> None:
         if verdict.error is not None:
@@ -155,17 +155,12 @@ class RestoreAgreement:
         Every process calls it, in turn with the other agreements.
         """
         self._shares += 1
-        answer = self._exchange(f"share {self._shares}", None, shared=what)
-        if isinstance(answer, Verdict):
-            self._go_on(answer)
-        assert isinstance(answer, RestoreAnswer)
-        return list(answer.shared)
-
-    def _end(self, error: Exception | None) -> Verdict:
-        return self._agree("at its end", error)
+        verdict, shared = self._exchange(f"share {self._shares}", shared=what)
+        self._go_on(verdict)
+        return list(shared)
 
     def _agree(
-        self, place: str, error: Exception | None, need: MemoryNeed | None = None
+        self, place: str, error: Exception | None = None, *, need: MemoryNeed | None = None
     ) -> Verdict:
         if self._verdict is not None:
             return self._verdict
@@ -173,18 +168,17 @@ class RestoreAgreement:
             shortage = None if need is None else find_shortage([need])
             error = error if shortage is None else shortage.error()
             return Verdict(error, error is not None and _is_mistake(error, is_open=self._is_open))
-        answer = self._exchange(place, error, need=need)
-        return answer if isinstance(answer, Verdict) else Verdict()
+        return self._exchange(place, error, need=need)[0]
 
     def _exchange(
         self,
         place: str,
-        error: Exception | None,
+        error: Exception | None = None,
         *,
         need: MemoryNeed | None = None,
         shared: str = "",
-    ) -> RestoreAnswer | Verdict:
-        """Returns the answer to all where no process has failed, else the verdict here."""
+    ) -> tuple[Verdict, tuple[str, ...]]:
+        """Returns the verdict here, and what all share."""
         is_mistake = error is not None and _is_mistake(error, is_open=self._is_open)
         group = self.group
         call = f"{self._call}, {place}"
@@ -199,7 +193,9 @@ class RestoreAgreement:
             shared=shared,
         )
         try:
-            told = exchange(group, self._name, report.to_bytes(), _answer, self._timeout_s)
+            answer = exchange(
+                group, self._name, report, judge, RestoreAnswer, timeout_s=self._timeout_s
+            )
         except Exception as failed:
             if error is None:
                 failed.add_note(f"it came up while all processes were to agree on {call}")
@@ -207,15 +203,10 @@ class RestoreAgreement:
                 error.add_note(
                     f"besides, it could not be agreed on with the other processes: {failed}"
                 )
-            return Verdict(error or failed, is_mistake=True)
-        answer = RestoreAnswer.from_bytes(told)
+            return Verdict(error or failed, is_mistake=True), ()
         if answer.agreed is None:
-            return answer
-        return Verdict(answer.agreed.here(group.index, error), answer.is_mistake)
-
-
-def _answer(reports: Sequence[bytes]) -> bytes:
-    return judge([RestoreReport.from_bytes(data) for data in reports]).to_bytes()
+            return Verdict(), answer.shared
+        return Verdict(answer.agreed.here(group.index, error), answer.is_mistake), ()
 
 
 def judge(reports: Sequence[RestoreReport]) -> RestoreAnswer:

@@ -73,12 +73,12 @@ def survey(
     """
     judged: list[SurveyVerdict] = []
 
-    def decide(reports: Sequence[bytes]) -> bytes:
-        judged.append(_judge([Inventory.from_bytes(report) for report in reports], branches))
-        return judged[0].told().to_bytes()
+    def decide(inventories: list[Inventory]) -> SurveyVerdict:
+        judged.append(_judge(inventories, branches))
+        return judged[0].told()
 
-    told = exchange(group, name, own.to_bytes(), decide, timeout_s)
-    return judged[0] if judged else SurveyVerdict.from_bytes(told)
+    told = exchange(group, name, own, decide, SurveyVerdict, timeout_s=timeout_s)
+    return judged[0] if judged else told
 
 
 def _judge(inventories: Sequence[Inventory], branches: Collection[Branch]) -> SurveyVerdict:

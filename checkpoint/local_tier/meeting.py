@@ -122,14 +122,14 @@ def meet(local: Local, path: Path, group: Group, name: str, tls: PeerTls | None)
     stand = _Stand(local, path, group, tls)
     try:
         own = stand.introduce(secret)
-        told = exchange(
+        peers = exchange(
             group,
             f"{name}/peers",
-            own.to_bytes(),
-            lambda reports: Attendance(tuple(map(Peer.from_bytes, reports))).to_bytes(),
-            local.timeout_s,
-        )
-        peers = Attendance.from_bytes(told).peers
+            own,
+            lambda peers: Attendance(tuple(peers)),
+            Attendance,
+            timeout_s=local.timeout_s,
+        ).peers
         listers = _listers_of(peers)
         is_lister = listers[group.index] == group.index
         own_error = _why_not_alone(path, peers, own, cleans=is_lister)

@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.checkpoint import CheckpointError, Corrupt, SaveFailed
 from holdfast.checkpoint.agreement.exchange import (
+    Answer,
     Outcome,
     ask_primary,
     exchange,
@@ -30,11 +31,15 @@ def test_the_first_failure_is_everybodys() -> None:
 def test_reports_make_one_answer() -> None:
     """The primary decides by all reports, in rank order, and all processes hear it."""
 
-    def exchanged(group: Group) -> bytes:
-        return exchange(group, "x", b"%d" % group.index, b",".join, 30)
+    def exchanged(group: Group) -> Answer:
+        def decide(answers: list[Answer]) -> Answer:
+            return Answer(value=[answer.value for answer in answers])
+
+        return exchange(group, "x", Answer(value=group.index), decide, Answer, timeout_s=30)
 
     with groups(3) as all_three:
-        assert at_once([lambda g=g: exchanged(g) for g in all_three]) == [b"0,1,2"] * 3  # type: ignore[misc]
+        found = at_once([lambda g=g: exchanged(g) for g in all_three])  # type: ignore[misc]
+    assert found == [Answer(value=[0, 1, 2])] * 3
 
 
 def test_the_error_of_any_is_raised_by_all() -> None:
