@@ -73,16 +73,6 @@ class SingleSave:
                 raise
         return single
 
-    @property
-    def storage(self) -> Storage:
-        """Where the checkpoint goes."""
-        return self.root.storage
-
-    @property
-    def options(self) -> Options:
-        """The options of the save."""
-        return self.root.options
-
     def stage(self, order: SaveOrder) -> OneSave:
         """Returns the save with its tree; in a group an error is in it, so that all learn of it.
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from .agreement.exchange import ask_primary
 from .errors import CheckpointError, StepExists, StepNotFound, StepOutOfOrder, naming_path
-from .format.record import Record, SeenRecord, read_record
-from .format.step_folders import find_newest, has_record, look_at_root, read_step_names
-from .layouts.base import CheckpointInfo
+from .format.record import SeenRecord
+from .format.step_folders import find_newest, has_record, read_step_names
+from .layouts.base import CheckpointInfo, CheckpointReader
 from .layouts.detect import ForeignSteps, find_foreign_steps, identify, stands_there
 from .layouts.holdfast import HoldfastCheckpoint
 from .layouts.inspection import Structure, structure_of
@@ -22,7 +22,7 @@ from .local_tier.tier import LocalTier
 from .saving.save import RootState
 from .steps.left_behind import NOTHING, left_among, read_marks
 from .steps.lineage import Position
-from .steps.opening import OpenRoot, list_root
+from .steps.opening import OpenRoot, list_root, look_at_steps
 from .steps.refusals import why_no_steps
 from .storage.path import StorePath, join
 from .storage.retries import until
@@ -53,17 +53,12 @@ class StepCatalog:
         until `end_s` by the monotonic clock.
         """
         storage = until(self.root.storage, end_s)
-        index = self.state.index
         with naming_path(self.root.where):
-            listing = look_at_root(storage, read_step_names(storage))
-            steps = [*listing.steps, *self._unlisted(max(listing.steps, default=-1))]
-            marks = read_marks(storage, listing.files)
-            folders = {step: index.folder(step) for step in steps}
-            left: set[int] = set()
-            if marks:
-                folders = {**self.foreign.folders(), **folders}
-                left = left_among(storage, folders, marks, identify)
-        return [*steps, *self.foreign], sorted(left)
+            names = read_step_names(storage)
+            found = look_at_steps(storage, names, lambda *_: self.foreign.folders(), identify)
+            unlisted = self._unlisted(max(found.steps, default=-1))
+        left = found.left_behind | (self.state.index.left_behind() & {*unlisted})
+        return [*found.steps, *unlisted, *self.foreign], sorted(left)
 
     def list_steps(self) -> list[int]:
         """Returns the steps of the store, by a look at it."""
@@ -259,26 +254,30 @@ class StepCatalog:
         message = f"there is no step {step} in {self.root.where}{which}{stranger}"
         return StepNotFound(message, step=step, path=self.path_of(step))
 
-    def facts(self, step: int) -> Record | CheckpointInfo | StepHead:
+    @contextlib.contextmanager
+    def _opened(self, step: int) -> Iterator[CheckpointReader]:
+        with self.looking_for(step):
+            if step in self.foreign:
+                yield self.foreign.open(step)
+            else:
+                folder = StorePath(self.root.storage, self.state.index.folder(step))
+                record = self.seen.show(folder.storage, folder.name)
+                yield HoldfastCheckpoint(folder, record)
+
+    def facts(self, step: int) -> CheckpointInfo | StepHead:
         """Returns what holds metrics and metadata of a step. Raises StepNotFound, Corrupt."""
         if self.tier is not None and self.is_local(step):
             return self.tier.head(step)
-        with self.looking_for(step):
-            if step in self.foreign:
-                return self.foreign.open(step).info
-            return read_record(self.root.storage, self.state.index.folder(step))
+        with self._opened(step) as checkpoint:
+            return checkpoint.info
 
     def structure(self, step: int) -> Structure:
         """Returns what a step holds. Raises StepNotFound, Corrupt."""
         tier = self.tier
         if tier is not None and not self.has(step) and not self._is_found_in_store(step):
             return tier.structure(step)
-        with self.looking_for(step):
-            if step in self.foreign:
-                return structure_of(self.foreign.open(step))
-            folder = StorePath(self.root.storage, self.state.index.folder(step))
-            record = self.seen.show(folder.storage, folder.name)
-            return structure_of(HoldfastCheckpoint(folder, record))
+        with self._opened(step) as checkpoint:
+            return structure_of(checkpoint)
 
     def is_on_hosts(self, step: int) -> bool:
         """Says whether a step is one of the hosts', if it is there: the store has none that is

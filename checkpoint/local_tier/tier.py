@@ -66,12 +66,12 @@ class LocalTier:
     def __init__(self, local: Local, root: OpenRoot, lineage: Lineage | NoLineage) -> None:
         path = Path(local.path)
         group = root.group
-        self.storage = HostStorage(path)
+        storage = HostStorage(path)
         # The store's disk is not this host's, and a bar for each local save would flicker.
-        self.options = replace(
+        options = replace(
             root.options, progress=None, check_free_space=False, save_timeout_s=local.timeout_s
         )
-        self.root = replace(root, storage=self.storage, options=self.options)
+        self.root = replace(root, storage=storage, options=options)
         self._local = local
         self._store = root
         self._group = group
@@ -84,9 +84,9 @@ class LocalTier:
         self._place = HostPlace(
             local=local,
             path=path,
-            storage=self.storage,
+            storage=storage,
             group=group,
-            options=self.options,
+            options=options,
             meeting=self._meeting,
             copier=PartCopier(local, self._meeting),
             lineage=lineage,
@@ -117,7 +117,7 @@ class LocalTier:
 
     def survey(self) -> None:
         """Finds out which local steps may come back; every process calls it. Blocks."""
-        timeout_s = self.options.restore_timeout_s
+        timeout_s = self.root.options.restore_timeout_s
         self.saver.join(timeout_s)
         self._steps.survey(f"{self._place.messages}/survey", timeout_s)
 

@@ -24,8 +24,7 @@ from holdfast.multihost.group.group import settle_before_leaving
 from ..agreement.save_protocol import SaveResult
 from ..errors import CheckpointError, SaveCancelled, SaveFailed, error_text
 from ..notebook import html_table, shown_bytes
-from ..options import Options
-from ..storage.base import Storage
+from ..steps.opening import OpenRoot
 from ..storage.threads import Latch, start_thread
 from .commit import RESULT_WAIT_S
 from .snapshot import ArrayWaits
@@ -39,10 +38,7 @@ class SaveRunner(Protocol):
     """What a saver asks of who does its saves."""
 
     @property
-    def storage(self) -> Storage: ...
-
-    @property
-    def options(self) -> Options: ...
+    def root(self) -> OpenRoot: ...
 
     def run(self, save: OneSave) -> SaveResult:
         """Does a whole save. Blocks; a failure is in the result."""
@@ -208,12 +204,12 @@ class SaveHandle:
     @property
     def _what(self) -> str:
         assert self._context is not None
-        return f"the save of step {self.step} to {self._context.storage.root}"
+        return f"the save of step {self.step} to {self._context.root.where}"
 
     @property
     def _exit_timeout_s(self) -> float:
         assert self._context is not None
-        return self._context.options.exit_timeout_s
+        return self._context.root.options.exit_timeout_s
 
     def _leave_to_parent(self) -> None:
         """Ends it in a forked child, where nothing saves it."""
@@ -255,11 +251,11 @@ class SaveHandle:
     def _bound_s(self) -> float:
         """The seconds after which a save that has not ended hangs in the store."""
         assert self._context is not None
-        return self._context.options.save_timeout_s + 4 * RESULT_WAIT_S
+        return self._context.root.options.save_timeout_s + 4 * RESULT_WAIT_S
 
     def _hangs(self) -> SaveFailed:
         assert self._context is not None
-        root = self._context.storage.root
+        root = self._context.root.where
         return SaveFailed(
             f"the save of step {self.step} hangs in the store {root} for over {self._bound_s:g} s",
             step=self.step,

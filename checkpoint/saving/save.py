@@ -27,7 +27,7 @@ from ..format.item_report import ItemReport
 from ..format.record import check_record, check_record_size
 from ..format.step_folders import write_hint
 from ..format.values import decode_value
-from ..options import Options, ProgressMeter, Statistics
+from ..options import ProgressMeter, Statistics
 from ..steps.background import BackgroundWorker
 from ..steps.claims import writer_of
 from ..steps.holds import letting_go
@@ -288,16 +288,6 @@ class StepSaver:
     state: RootState
 
     @property
-    def storage(self) -> Storage:
-        """The store of the root."""
-        return self.root.storage
-
-    @property
-    def options(self) -> Options:
-        """The settings of the manager."""
-        return self.root.options
-
-    @property
     def history(self) -> SaveHistory | None:
         """The history of incremental saves."""
         return self.state.history
@@ -385,13 +375,14 @@ class StepSaver:
             self.state.leave(result.branch, save.step)
         if self.root.group.index:
             return
-        if self.storage.posix is not None:
+        root = self.root
+        if root.storage.posix is not None:
             return
 
         def announce() -> None:
-            end_s = time.monotonic() + self.options.save_timeout_s
-            write_hint(until(self.storage, end_s), save.step, save.key.save_id)
+            end_s = time.monotonic() + root.options.save_timeout_s
+            write_hint(until(root.storage, end_s), save.step, save.key.save_id)
             # A claim that was not renewed for a day counts as dead, where a store has no locks.
-            self.root.claims.until(end_s).take(self.root.writer)
+            root.claims.until(end_s).take(root.writer)
 
         self.state.worker.put(f"announcing step {save.step}, and renewing the claim", announce)

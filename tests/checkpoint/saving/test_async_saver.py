@@ -90,7 +90,7 @@ def test_a_store_that_hangs_ends_the_wait(
     saver.start(staged(context, 1))
     with pytest.raises(
         SaveFailed,
-        match=rf"the save of step 1 hangs in the store {context.storage.root} for over 0\.004 s",
+        match=rf"the save of step 1 hangs in the store {context.root.where} for over 0\.004 s",
     ) as caught:
         saver.join()
     assert caught.value.step == 1
@@ -158,7 +158,7 @@ def test_an_error_is_given_out_once(context: StepSaver, gate: Gate) -> None:
     """
     gate.opened.set()
     saver = AsyncSaver(context)
-    (Path(context.storage.root) / "1").write_text("in the way")
+    (Path(context.root.where) / "1").write_text("in the way")
     saver.start(staged(context, 1))
     saver.join()
     error = saver.take_error()

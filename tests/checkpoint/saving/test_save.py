@@ -71,8 +71,8 @@ def test_all_is_up_to_date_when_it_returns(context: StepSaver) -> None:
             and result.key.step == step
         )
         assert step in context.state.index
-    assert context.state.index.steps() == list_steps(context.storage) == [2, 3]
-    assert read_record(context.storage, "3").metrics == {"loss": 1.0}
+    assert context.state.index.steps() == list_steps(context.root.storage) == [2, 3]
+    assert read_record(context.root.storage, "3").metrics == {"loss": 1.0}
     found = context.state.statistics.to_dict()
     assert found["saves"] == 3 and found["save_bytes"] == 3 * 8000 and found["save_s"] > 0
     assert (
@@ -95,7 +95,7 @@ def test_a_step_that_another_writer_saved_meanwhile(context: StepSaver, tmp_path
     assert context.run(staged(context, 1, 2, overwrite=True)).error is None
     assert (
         len([*tmp_path.glob("1/state/*")]) == 1
-        and read_record(context.storage, "1").writer_id == f"{context.root.writer.id}00000002"
+        and read_record(context.root.storage, "1").writer_id == f"{context.root.writer.id}00000002"
     )
 
 
@@ -129,7 +129,7 @@ def test_a_slow_save_is_not_committed(tmp_path: Path) -> None:
     context = made(tmp_path, save_timeout_s=1e-9)
     result = context.run(staged(context, 1))
     assert str(result.error) == "step 1 was not saved: it took longer than save_timeout_s=1e-09"
-    assert list_steps(context.storage) == [] and not (tmp_path / "1").exists()
+    assert list_steps(context.root.storage) == [] and not (tmp_path / "1").exists()
     context.root.claims.fence(context.root.writer.id)
 
 
