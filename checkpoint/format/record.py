@@ -205,13 +205,6 @@ def check_record_size(data: bytes, path: str) -> None:
         raise HostileCheckpoint(message, path=path)
 
 
-def find_item(record: Record, item: str) -> ItemRecord:
-    if item not in record.items:
-        message = f"{record.path}: there is no item {item!r}; it has {sorted(record.items)}"
-        raise StepNotFound(message, path=record.path, step=record.step)
-    return record.items[item]
-
-
 def chunk_runs(where: Ints) -> list[list[int]]:
     """Returns [first, step, count] of each stretch where file indices rise by one step."""
     if not len(where):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..errors import StepGone, StepNotFound
+from ..errors import HostileCheckpoint, StepGone, StepNotFound
 from ..format.record import ItemRecord, Record, read_record
 from ..format.step_folders import step_of
 from ..restoring.per_process import PerProcessSelection
-from ..restoring.reader import ArrayReader, ItemReader
-from ..restoring.restore import (
-    VerifyReport,
-    open_files,
-    read_json,
-    verify_step,
-)
+from ..restoring.reader import ItemReader
+from ..restoring.restore import VerifyReport, owner_of
 from ..restoring.shared_reader import SharedReader, shared_reader
 from ..restoring.sharing import RestorePeers
 from ..storage.base import Entry
@@ -71,7 +67,7 @@ class HoldfastCheckpoint:
         item: ItemRecord = find_named(self.info, self.record.items, name)
         return item
 
-    def reader(self, name: str) -> ArrayReader:
+    def reader(self, name: str) -> ItemReader:
         return ItemReader(self._folder.storage, self._folder.name, self.item(name))
 
     def shared_reader(self, name: str, peers: RestorePeers | None) -> SharedReader | None:
@@ -79,14 +75,37 @@ class HoldfastCheckpoint:
         return shared_reader(self._folder.storage, self._folder.name, self.item(name), peers)
 
     def json(self, name: str, process: int = 0) -> Any:
-        folder = self._folder
-        return read_json(folder.storage, folder.name, self.record, name, process=process)
+        item = self.item(name)
+        path = self.record.path
+        is_shared = len(item.files) == 1 < self.record.processes
+        for file in item.files if item.kind == "json" else ():
+            if is_shared or file.name.startswith(f"{name}/{process:05d}-j-"):
+                data = self.reader(name).read_whole(file)
+                try:
+                    return json.loads(data)
+                except (ValueError, RecursionError) as error:
+                    raise HostileCheckpoint(
+                        f"{path}: {file.name} is not JSON", path=path, file=file.name
+                    ) from error
+        raise StepNotFound(
+            f"{path}: process {process} wrote nothing for the item {name!r}",
+            path=path,
+            step=self.record.step,
+        )
 
     def files(
         self, name: str, selection: PerProcessSelection | None = None
     ) -> Iterator[tuple[str, Iterator[memoryview]]]:
-        folder = self._folder
-        return open_files(folder.storage, folder.name, self.record, name, selection=selection)
+        """Yields the files of an item. The bytes are checked after the last piece."""
+        item = self.item(name)
+        owner = ""
+        if item.per_process:
+            process = owner_of(self.record.path, name, self.record.processes, selection)
+            owner = f"{process:05d}/"
+        reader = self.reader(name)
+        for own, file in zip(item.names, item.files, strict=True):
+            if own.startswith(owner):
+                yield own.removeprefix(owner), reader.pieces(file)
 
     def misfits(self, entries: Sequence[Entry]) -> list[str]:
         """Returns what is wrong with the folder, in which these files are: those that are missing
@@ -114,4 +133,16 @@ class HoldfastCheckpoint:
         return problems
 
     def verify(self) -> VerifyReport:
-        return verify_step(self._folder.storage, self._folder.name, self.record)
+        leaves = total = 0
+        for name, item in self.record.items.items():
+            reader = self.reader(name)
+            if item.kind == "tree":
+                leaves += len(item.leaves)
+                reader.check_all()
+            else:
+                check = reader.read_whole if item.kind == "json" else reader.check_file
+                for file in item.files:
+                    check(file)
+            total += sum(file.size for file in item.files)
+        files = len(self.record.file_names())
+        return VerifyReport(self.info.path, self.record.step, files, leaves, bytes=total)

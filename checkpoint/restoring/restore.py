@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -18,17 +17,15 @@ from jax.sharding import Mesh, PartitionSpec, Sharding
 
 from ..arrays.dtypes import as_weak
 from ..arrays.jax_settings import own_settings
-from ..errors import HostileCheckpoint, StepNotFound, TreeMismatch, leaf_at
+from ..errors import TreeMismatch, leaf_at
 from ..format.leaf_types import decode_leaf_types, encode_leaf_types, leaf_makers
 from ..format.own_files import Files
-from ..format.record import ItemRecord, LeafRecord, Record, find_item
+from ..format.record import ItemRecord, LeafRecord
 from ..format.rename import Names
 from ..format.tree import FlatTree, paused_gc, rebuild
 from ..memory.budget import USE, WHOLE_BUDGET, MemoryBudget
 from ..memory.need import MemoryNeed, find_shortage
 from ..memory.pool import POOL
-from ..storage.base import Storage
-from ..storage.path import join
 from .devices import DevicePlacement, Region
 from .match import (
     SAVED,
@@ -44,7 +41,7 @@ from .match import (
 )
 from .per_process import PerProcessSelection, leaves_of_process, read_process
 from .ranges import array_of, converted_leaf
-from .reader import ArrayReader, ItemReader, ReadRequest, foresee
+from .reader import ArrayReader, ReadRequest, foresee
 from .sharing import RestorePeers
 from .surgery_rules import Rules
 from .waves import Placed, divide_into_waves, need_of, wave_limit_bytes
@@ -400,30 +397,6 @@ def _cast(read: ReadRequest, request: LeafRequest) -> np.ndarray[Any, Any]:
     return array if dtype is None else converted_leaf(read.leaf.path, array, dtype)
 
 
-def read_json(storage: Storage, step_dir: str, record: Record, item: str, process: int = 0) -> Any:
-    """Returns the value that a process wrote for a JSON item, or the one of all processes.
-
-    Raises StepNotFound where there is none.
-    """
-    saved = find_item(record, item)
-    reader = ItemReader(storage, step_dir, saved)
-    is_shared = len(saved.files) == 1 < record.processes
-    for file in saved.files:
-        if saved.kind == "json" and (is_shared or file.name.startswith(f"{item}/{process:05d}-j-")):
-            data = reader.read_whole(file)
-            try:
-                return json.loads(data)
-            except (ValueError, RecursionError) as error:
-                raise HostileCheckpoint(
-                    f"{record.path}: {file.name} is not JSON", path=record.path, file=file.name
-                ) from error
-    raise StepNotFound(
-        f"{record.path}: process {process} wrote nothing for the item {item!r}",
-        path=record.path,
-        step=record.step,
-    )
-
-
 def check_files_like(path: str, item: str, kind: str, like: Any) -> None:
     """Raises TreeMismatch unless an item of files meets a `like` of files, or none."""
     if kind != "files" or (like is not None and like is not SAVED and not isinstance(like, Files)):
@@ -432,47 +405,6 @@ def check_files_like(path: str, item: str, kind: str, like: Any) -> None:
             f" {type(like).__name__}; an item of files takes Files(read=...), or no `like`"
         )
         raise TreeMismatch(message, leaf=item, expected=type(like).__name__, found=kind)
-
-
-def open_files(
-    storage: Storage,
-    step_dir: str,
-    record: Record,
-    item: str,
-    selection: PerProcessSelection | None,
-) -> Iterator[tuple[str, Iterator[memoryview]]]:
-    """Yields the own name of each file of an item of files, and its bytes in pieces.
-
-    The bytes are checked after the last piece.
-    """
-    saved = find_item(record, item)
-    reader = ItemReader(storage, step_dir, saved)
-    owner = ""
-    if saved.per_process:
-        owner = f"{owner_of(record.path, item, record.processes, selection):05d}/"
-    for name, file in zip(saved.names, saved.files, strict=True):
-        if name.startswith(owner):
-            yield name.removeprefix(owner), reader.pieces(file)
-
-
-def verify_step(storage: Storage, step_dir: str, record: Record) -> VerifyReport:
-    """Reads every byte of every file that the record names, and checks it.
-
-    Raises Corrupt, HostileCheckpoint or StepGone.
-    """
-    leaves = total = 0
-    for item in record.items.values():
-        reader = ItemReader(storage, step_dir, item)
-        if item.kind == "tree":
-            leaves += len(item.leaves)
-            reader.check_all()
-        else:
-            check = reader.read_whole if item.kind == "json" else reader.check_file
-            for file in item.files:
-                check(file)
-        total += sum(file.size for file in item.files)
-    files = len(record.file_names())
-    return VerifyReport(join(storage.root, step_dir), record.step, files, leaves, bytes=total)
 
 
 def owner_of(path: str, item: str, processes: int | None, own: PerProcessSelection | None) -> int:

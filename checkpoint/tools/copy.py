@@ -22,9 +22,9 @@ from ..format.step_folders import (
     read_step_names,
 )
 from ..layouts.detect import layout_of, open_if_finished, while_it_is_there
+from ..layouts.holdfast import HoldfastCheckpoint
 from ..layouts.orbax import metadata as orbax
 from ..options import Options
-from ..restoring.restore import verify_step
 from ..steps.claims import FOLDER, Claims, this_writer, writer_of
 from ..steps.garbage import fence_others
 from ..steps.left_behind import read_marks
@@ -220,9 +220,9 @@ def _claimed(source: StorePath, target: StorePath, claims: Claims, save_id: str)
 def _verify(source: StorePath, record: Record, target: StorePath, copied: Record) -> None:
     """Reads the copy back; the error says which of the two is damaged."""
     try:
-        verify_step(target.storage, target.name, copied)
+        HoldfastCheckpoint(target, copied).verify()
     except Corrupt as error:
-        verify_step(source.storage, source.name, record)  # raises if it is the source
+        HoldfastCheckpoint(source, record).verify()  # raises if it is the source
         message = f"{error}. The source is whole: delete this file of the copy and copy again"
         raise Corrupt(message, path=error.path, file=error.file, leaf=error.leaf) from error
 

@@ -24,9 +24,9 @@ from holdfast.checkpoint.agreement.save_protocol import SaveResult
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.format.step_folders import read_step_names
 from holdfast.checkpoint.layouts.detect import ForeignSteps
+from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
 from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.policy import KeepPolicy, StepFacts
-from holdfast.checkpoint.restoring.restore import read_json
 from holdfast.checkpoint.saving.save import StepSaver
 from holdfast.checkpoint.saving.stager import JsonValue
 from holdfast.checkpoint.step_catalog import StepCatalog
@@ -38,6 +38,7 @@ from holdfast.checkpoint.steps.object_claims import open_claims
 from holdfast.checkpoint.steps.opening import look_at_steps
 from holdfast.checkpoint.steps.step_files import StepDeleter
 from holdfast.checkpoint.storage.base import Storage
+from holdfast.checkpoint.storage.path import StorePath
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import Solo
 
@@ -193,7 +194,7 @@ def read_step(world: World, storage: Storage, step: int, *, as_newest: bool = Fa
     who = world.who()
     try:
         record = read_record(storage, str(step))
-        value = read_json(storage, str(step), record, "state")
+        value = HoldfastCheckpoint(StorePath(storage, str(step)), record).json("state")
     except (StepNotFound, StepGone, Corrupt) as error:
         world.effect(Failed(who, step, str(error)))
         return None
