@@ -12,7 +12,7 @@ from holdfast.multihost.group.group import given_or_default
 
 from .agreement.misses import Misses
 from .errors import CheckpointError
-from .format.step_folders import parse_step_format, read_step_names
+from .format.step_folders import parse_step_format
 from .lanes import DurableLane, Lane, LocalLane
 from .layouts.detect import ForeignSteps, find_foreign_steps, identify, warn_of_unread
 from .local_tier.tier import LocalTier
@@ -178,10 +178,9 @@ def _lineage_of(root: OpenRoot, index: StepIndex, *, begins: bool) -> Lineage | 
 
     def mark(storage: Storage, base: int, save: str, own: Collection[int]) -> None:
         """Marks what the branch of a save leaves, of all that is in the store by now."""
-        names = read_step_names(storage)
-        found = look_at_steps(storage, names, find_foreign_steps, identify)
+        found = look_at_steps(storage, find_foreign_steps, identify)
         index.note_marked(
-            mark_left(storage, found, names, base=base, save=save, own=own, identify=identify)
+            mark_left(storage, found, base=base, save=save, own=own, identify=identify)
         )
 
     return Lineage(

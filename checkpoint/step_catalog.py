@@ -54,10 +54,9 @@ class StepCatalog:
         """
         storage = until(self.root.storage, end_s)
         with naming_path(self.root.where):
-            names = read_step_names(storage)
-            found = look_at_steps(storage, names, lambda *_: self.foreign.folders(), identify)
+            found = look_at_steps(storage, lambda *_: self.foreign.folders(), identify)
             unlisted = self._unlisted(max(found.steps, default=-1))
-        left = found.left_behind | (self.state.index.left_behind() & {*unlisted})
+        left = {*found.left_behind, *(self.state.index.left_behind() & {*unlisted})}
         return [*found.steps, *unlisted, *self.foreign], sorted(left)
 
     def list_steps(self) -> list[int]:

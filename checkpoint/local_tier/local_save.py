@@ -17,10 +17,10 @@ from ..agreement.save_protocol import (
     Prepared,
     SaveReport,
     SaveResult,
-    Superfluous,
     TierTooLarge,
 )
 from ..options import Local, Options
+from ..saving.commit import SaveWork
 from ..saving.record_builder import tree_text
 from ..saving.save import SnapshotWork
 from ..saving.stager import OneSave
@@ -63,7 +63,7 @@ class HostPlace:
                 self.meeting.server.withdraw(name)
 
 
-class LocalSave:
+class LocalSave(SaveWork):
     """The work of one process in a local save: see `SaveWork`.
 
     `branch`, `key` and `folder` are None until the branch of the save is known. `known` are the
@@ -180,10 +180,6 @@ class LocalSave:
         """Returns the record that a restore would build, which readers take."""
         assert self._snapshots is not None
         return self._snapshots.build(reports)
-
-    def committed(self, *, list_steps: bool) -> Superfluous:
-        """Returns nothing: each process knows what it lets go."""
-        return Superfluous()
 
     # --- the end
 

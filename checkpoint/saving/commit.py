@@ -101,7 +101,8 @@ class SaveWork(Protocol):
         """
 
     def committed(self, *, list_steps: bool) -> Superfluous:
-        """Returns what the save makes superfluous, at the primary."""
+        """Returns what the save makes superfluous, at the primary: by itself nothing."""
+        return Superfluous()
 
 
 def run_protocol(

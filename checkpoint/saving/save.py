@@ -37,7 +37,7 @@ from ..steps.opening import OpenRoot
 from ..storage.base import Storage
 from ..storage.local import fenced
 from ..storage.retries import until
-from .commit import run_protocol
+from .commit import SaveWork, run_protocol
 from .incremental import SaveHistory
 from .item_files import report_json, write_files, write_json
 from .pack_writer import write_snapshot
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 SPARE_BYTES = 1 << 20  # for headers, the record and folders, when free space is checked
 
 
-class SnapshotWork:
+class SnapshotWork(SaveWork):
     """Writes the snapshots and values of a save: the whole of a single one."""
 
     def __init__(
@@ -200,10 +200,6 @@ class SnapshotWork:
         for _, shares in self._items.values():
             for kind, text in (value for share in shares for value in share.values):
                 decode_value(kind, text)
-
-    def committed(self, *, list_steps: bool) -> Superfluous:
-        """Returns what the save makes superfluous: here nothing."""
-        return Superfluous()
 
 
 @dataclass(frozen=True, kw_only=True)

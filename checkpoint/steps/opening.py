@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
@@ -57,33 +57,16 @@ FindForeign: TypeAlias = Callable[[Storage, RootListing, StepNames], dict[int, s
 
 
 @dataclass(frozen=True)
-class RootSteps:
-    """What a look at a root shows: holdfast's steps, ascending, those in other people's layouts by
-    their folders' names, and those of both that were left behind.
-    """
-
-    listing: RootListing
-    foreign: Mapping[int, str]
-    left_behind: frozenset[int]
-    marks: Sequence[Mark] = ()
-
-    @property
-    def steps(self) -> list[int]:
-        """Holdfast's steps, ascending."""
-        return self.listing.steps
-
-
-@dataclass(frozen=True)
 class Listing:
-    """What the primary found as it opened a root, alike on all processes: its steps, and other
-    people's with their folders' names.
+    """What a look at a root shows: its steps, ascending, and other people's with their folders'
+    names.
 
     `left_behind` are those of both that were. `step_names` is how the root calls its steps.
     `has_claim` is False for a reader, and where the disk was too full to make the claim: then
     nothing may be saved, but steps be deleted. Where `has_no_branches`, the root's history had none
-    when it was listed; else that is not known. The primary alone has `files`, the names of all
-    files where it has listed them, and `others`, the writers that have the root open too and are
-    not known to be dead.
+    when it was listed; else that is not known. Who looked alone has `marks`, which say what was
+    left, `files`, the names of all files where they were listed, and of an opening `others`, the
+    writers that have the root open too and are not known to be dead.
     """
 
     steps: tuple[int, ...] = ()
@@ -92,8 +75,13 @@ class Listing:
     has_claim: bool = True
     step_names: StepNames = PLAIN_NAMES
     has_no_branches: bool = False
+    marks: Sequence[Mark] = ()
     files: Collection[str] | None = None
     others: Sequence[Writer] = ()
+
+    def told(self) -> Self:
+        """Returns what all processes hear of it: the rest may be much for a message."""
+        return replace(self, marks=(), files=None, others=())
 
 
 @dataclass(frozen=True)
@@ -184,8 +172,7 @@ def open_root(
             storage, claims, options, find_foreign, identify=identify, needs_claim=needs_claim
         )
         listings.append(listing)
-        told = replace(listing, files=None, others=())  # they may be many for a message
-        return Opening(writer, told, launched_sharers() is None)
+        return Opening(writer, listing.told(), launched_sharers() is None)
 
     opening: Opening = parsed(Opening, _ask(storage, group, name, open_it, options.save_timeout_s))
     root = OpenRoot(
@@ -226,8 +213,7 @@ def list_root(root: OpenRoot, find_foreign: FindForeign, identify: Identify) -> 
     """Returns what the primary sees in a root by now, on every process; every process calls it."""
 
     def look() -> Listing:
-        names = read_step_names(root.storage)
-        return _listing_of(look_at_steps(root.storage, names, find_foreign, identify), names)
+        return look_at_steps(root.storage, find_foreign, identify).told()
 
     name = f"{root.messages}/reload"
     told = _ask(root.storage, root.group, name, look, root.options.save_timeout_s)
@@ -235,35 +221,38 @@ def list_root(root: OpenRoot, find_foreign: FindForeign, identify: Identify) -> 
     return listing
 
 
-def _listing_of(found: RootSteps, names: StepNames) -> Listing:
-    return Listing(
-        tuple(found.steps),
-        found.foreign,
-        tuple(sorted(found.left_behind)),
-        step_names=names,
-    )
-
-
 def look_at_steps(
     storage: Storage,
-    names: StepNames,
     find_foreign: FindForeign | None = None,
     identify: Identify = identify_own,
-) -> RootSteps:
-    """Returns the steps of a root, by a look at it. Raises as `read_marks` does."""
+    names: StepNames | None = None,
+) -> Listing:
+    """Returns the steps of a root, by a look at it; `names` are read where they are not known.
+    Raises as `read_marks` does.
+    """
+    names = names or read_step_names(storage)
     listing = look_at_root(storage, names)
     marks = read_marks(storage, listing.files)
     foreign = find_foreign(storage, listing, names) if find_foreign is not None else {}
     folders = foreign | {step: names.name_of(step) for step in listing.steps}
     foreign = {step: name for step, name in foreign.items() if step not in set(listing.steps)}
     left = left_among(storage, folders, marks, identify) if marks else ()
-    return RootSteps(listing, foreign, frozenset(left), marks)
+    files = listing.files
+    return Listing(
+        tuple(listing.steps),
+        foreign,
+        tuple(sorted(left)),
+        step_names=names,
+        has_no_branches=files is not None
+        and not any(name.startswith(f"{BRANCHES}/") for name in files),
+        marks=marks,
+        files=files,
+    )
 
 
 def mark_left(
     storage: Storage,
-    found: RootSteps,
-    names: StepNames,
+    found: Listing,
     *,
     base: int,
     save: str,
@@ -274,7 +263,7 @@ def mark_left(
     that it has saved since it went back; returns those that are marked now. At the primary. Raises
     Fenced, NotCommitted, OSError.
     """
-    folders = {**found.foreign, **{step: names.name_of(step) for step in found.steps}}
+    folders = {**found.foreign, **{step: found.step_names.name_of(step) for step in found.steps}}
     going = {
         step: folder
         for step, folder in folders.items()
@@ -288,12 +277,6 @@ def mark_left(
     except OSError as error:
         _log.warning("old marks of %s could not be deleted yet: %s", storage.root, error)
     return marked
-
-
-def _has_no_branches(listing: RootListing) -> bool:
-    if listing.files is None:
-        return False
-    return not any(name.startswith(f"{BRANCHES}/") for name in listing.files)
 
 
 def _ask(
@@ -337,19 +320,12 @@ def _open(
     elif reads_later:
         names = read_step_names(storage)
     try:
-        found = look_at_steps(storage, names, find_foreign, identify)
+        found = look_at_steps(storage, find_foreign, identify, names)
     except BaseException:
         if has_claim:
             claims.fence(writer.id)
         raise
-    listing = replace(
-        _listing_of(found, names),
-        has_claim=has_claim,
-        has_no_branches=_has_no_branches(found.listing),
-        files=found.listing.files,
-        others=others or (),
-    )
-    return writer, listing
+    return writer, replace(found, has_claim=has_claim, others=others or ())
 
 
 def _step_names(storage: Storage, options: Options) -> StepNames:

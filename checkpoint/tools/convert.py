@@ -18,7 +18,7 @@ from crc32c import crc32c
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Solo
 
-from ..agreement.save_protocol import Prepared, SaveKey, SaveReport, Superfluous
+from ..agreement.save_protocol import Prepared, SaveKey, SaveReport
 from ..arrays.dtypes import dtype_named
 from ..errors import CheckpointError, StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
 from ..format.grid import Chunk, Grid
@@ -69,7 +69,7 @@ from ..restoring.renamed import renamed
 from ..restoring.surgery import operate
 from ..restoring.surgery_rules import Rules
 from ..restoring.view_reader import ViewReader
-from ..saving.commit import run_protocol
+from ..saving.commit import SaveWork, run_protocol
 from ..saving.item_files import ItemTarget, write_files, write_json
 from ..saving.pack_writer import ChunkSums, pack_parts, plan_pack
 from ..saving.plan import CHUNK_BYTES, Leaf, Plan, ShardPlacement, make_plan
@@ -668,7 +668,7 @@ def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str
     return str(root / folder)
 
 
-class _ConversionWork:
+class _ConversionWork(SaveWork):
     """Writes what is converted, as this one process for all that saved it."""
 
     def __init__(self, conversion: Conversion, save: OneSave, foreign: ForeignSteps) -> None:
@@ -733,10 +733,6 @@ class _ConversionWork:
         )
         check_record(record, self._save.where)
         return record
-
-    def committed(self, *, list_steps: bool) -> Superfluous:
-        """Returns nothing: no keep policy is at work."""
-        return Superfluous()
 
 
 def _json_data(item: str, value: Any) -> bytes:

@@ -60,7 +60,7 @@ def test_all_processes_know_what_the_primary_found(tmp_path: Path) -> None:
     with groups(3) as all_three:
         found = at_once([lambda group=group: opened(tmp_path, group) for group in all_three])
     primary, claims = found[0]
-    facts = {(repr(other.writer), repr(other.listing)) for other, _ in found}
+    facts = {(repr(other.writer), repr(other.listing.told())) for other, _ in found}
     assert len(facts) == 1
     assert (
         primary.listing.steps == (1,)

@@ -22,7 +22,6 @@ from holdfast.checkpoint import (
 from holdfast.checkpoint import manager_parts as parts
 from holdfast.checkpoint.agreement.save_protocol import SaveResult
 from holdfast.checkpoint.format.record import read_record
-from holdfast.checkpoint.format.step_folders import read_step_names
 from holdfast.checkpoint.layouts.detect import ForeignSteps
 from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
 from holdfast.checkpoint.options import Statistics
@@ -182,7 +181,7 @@ def read_newest(world: World, storage: Storage) -> int | None:
     """Restores the newest step as an evaluator does; returns it."""
     who = world.who()
     world.effect(Began(who))
-    found = look_at_steps(storage, read_step_names(storage))
+    found = look_at_steps(storage)
     steps = [step for step in found.steps if step not in found.left_behind]
     if not steps:
         return None
