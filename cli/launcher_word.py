@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.coordination.process.job_folder import ended_jobs, launched_job
+from holdfast.coordination.process.job_folder import launched_jobs
 from holdfast.proto import session_pb2
 from holdfast.web.feed import LauncherWord
 
 
 def launcher_word(job_id: str) -> LauncherWord | None:
     """Returns what the launcher of a job says, or how it ended; None where neither is known."""
-    job = launched_job(job_id)
-    if job is not None:
-        log_dir = Path(job.log_dir) if job.log_dir else None
-        return LauncherWord(session_pb2.Launcher(**job.launcher), log_dir)
-    ended = [each for each in ended_jobs() if each.job_id == job_id]
-    if not ended:
+    jobs = launched_jobs(job_id)
+    if not jobs:
         return None
-    last = ended[-1]
-    ended_as = session_pb2.Launcher(state=last.outcome, why=last.reason, attempt=last.attempt)
-    return LauncherWord(ended_as)
+    last = jobs[-1]
+    log_dir = Path(last.log_dir) if last.log_dir else None
+    return LauncherWord(session_pb2.Launcher(**last.launcher), log_dir)

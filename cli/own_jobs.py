@@ -14,10 +14,10 @@ import click
 from holdfast.coordination import Credentials
 from holdfast.coordination.diagnosis.summary import counted
 from holdfast.coordination.process.job_folder import (
-    EndedJob,
+    LaunchedJob,
     RunningJob,
-    ended_jobs,
     job_folders,
+    launched_jobs,
     user_folder,
 )
 
@@ -58,7 +58,7 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
     running = running_jobs()
     if len(running) == 1:
         return running[0]
-    ended = ended_jobs()
+    ended = _ended_jobs()
     message = f"{len(running)} jobs of this user run on this machine: give the address of one"
     code = EXIT_USAGE
     if not running:
@@ -96,13 +96,17 @@ def _running_facts(job: RunningJob) -> dict[str, Any]:
     }
 
 
-def _ended_facts(job: EndedJob) -> dict[str, Any]:
+def _ended_jobs() -> list[LaunchedJob]:
+    return [job for job in launched_jobs() if job.ended_unix_s is not None]
+
+
+def _ended_facts(job: LaunchedJob) -> dict[str, Any]:
     return {
         "job": job.job_id,
-        "attempt": job.attempt,
+        "attempt": job.launcher["attempt"],
         "state": job.how,
         "began_s": None,
-        "ended_s": job.unix_s,
+        "ended_s": job.ended_unix_s,
         "command": job.command,
         "folder": job.folder,
         "address": job.address,
@@ -131,14 +135,14 @@ def _table(jobs: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def how_it_ended(address: str) -> EndedJob | None:
+def how_it_ended(address: str) -> LaunchedJob | None:
     """Returns how the job ended whose last coordinator was at `address`, or whose `--log-dir` that
     is; None where that is not known.
     """
     file = Path(address) / "status.json"
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        return EndedJob(**json.loads(file.read_text())["ended"])
-    return next((job for job in reversed(ended_jobs()) if job.address == address), None)
+        return LaunchedJob(**json.loads(file.read_text())["ended"])
+    return next((job for job in reversed(_ended_jobs()) if job.address == address), None)
 
 
 def credentials_of(address: str, files: Mapping[str, Any]) -> Credentials:

@@ -182,7 +182,6 @@ class Feed:
             self._is_launched = self._is_launched or self._word() is not None
         elif self._is_launched and now_s < self._answered_s + _PASSING_S:
             word = self._word()
-            # It takes its word back before it leaves the last one.
             if word is None or word.launcher.state == "running":
                 return ""
         return gone

@@ -12,6 +12,7 @@ import fcntl
 import functools
 import hashlib
 import json
+import math
 import os
 import shlex
 import shutil
@@ -30,7 +31,7 @@ from ..errors import CoordinationError
 
 _LONGEST_BASE = 60  # bytes: a socket's path has at most 107
 _CONNECT_TIMEOUT_S = 2.0
-_ENDED = "ended-"  # begins the names of files about jobs that have ended
+_LAUNCHED = "launched-"  # begins the names of files of launchers
 _ENDED_KEPT_S = 3600.0
 _UNPUBLISHED_S = 3600.0  # after which a folder without a job is nobody's
 _CREDENTIAL_FILES = {
@@ -163,120 +164,80 @@ class JobFolder:
 
 
 @dataclass(frozen=True)
-class EndedJob:
-    """How a job ended whose launcher ran on this machine. Kept for an hour, where it can be."""
-
-    job_id: str
-    attempt: int
-    address: str  # of the last coordinator
-    unix_s: float
-    outcome: str
-    exit_code: int
-    reason: str
-    command: str = field(default_factory=_own_command)  # of its launcher
-    folder: str = field(default_factory=working_folder)
-
-    @property
-    def how(self) -> str:
-        """The outcome in the words of all views, with the exit code."""
-        return f"{BY_LAUNCHER[self.outcome].value.lower()}, exit code {self.exit_code}"
-
-    def __str__(self) -> str:
-        ago_s = max(0.0, time.time() - self.unix_s)
-        return (
-            f"job {self.job_id}, attempt {self.attempt}, ended {ago_s:.0f} s ago: {self.how}:"
-            f" {self.reason}"
-        )
-
-    def leave(self) -> None:
-        """Writes it into the user's folder, and removes what is older than an hour.
-
-        Raises OSError, and CoordinationError where there is no such folder.
-        """
-        parent = user_folder(create=True)
-        for path in parent.glob(f"{_ENDED}*"):
-            if time.time() - path.lstat().st_mtime > _ENDED_KEPT_S:
-                path.unlink(missing_ok=True)
-        file, name = tempfile.mkstemp(prefix=".", dir=parent)
-        whole = Path(name)
-        try:
-            with open(file, "w") as stream:
-                json.dump(asdict(self), stream)
-            whole.replace(parent / f"{_ENDED}{whole.name.lstrip('.')}")
-        except BaseException:
-            whole.unlink(missing_ok=True)
-            raise
-
-
-@dataclass(frozen=True)
 class LaunchedJob:
-    """What a launcher of this machine says of its job, between two coordinators too.
+    """What a launcher of this machine says of its job: between two coordinators too, and of how it
+    ended, for an hour.
 
     `log_dir` is where the lines of its processes are, "" where they are in no file. `launcher` has
-    the fields of Launcher (proto/session.proto).
+    the fields of Launcher (proto/session.proto). `address` is that of the last coordinator, "" for
+    none. The last two are None until the job has ended.
     """
 
     job_id: str
     pid: int
     log_dir: str
     launcher: dict[str, Any]
+    address: str
+    ended_unix_s: float | None = None
+    exit_code: int | None = None
+    command: str = field(default_factory=_own_command)
+    folder: str = field(default_factory=working_folder)
+
+    @property
+    def how(self) -> str:
+        """The outcome in the words of all views, with the exit code."""
+        return f"{BY_LAUNCHER[self.launcher['state']].value.lower()}, exit code {self.exit_code}"
+
+    def __str__(self) -> str:
+        ago_s = max(0.0, time.time() - (self.ended_unix_s or 0.0))
+        return (
+            f"job {self.job_id}, attempt {self.launcher['attempt']}, ended {ago_s:.0f} s ago:"
+            f" {self.how}: {self.launcher['why']}"
+        )
 
     def leave(self) -> None:
-        """Writes it into the user's folder, and removes those of launchers that were killed.
+        """Writes it into the user's folder, and removes what does not hold there any more.
 
         Raises OSError, and CoordinationError where there is no such folder.
         """
         parent = user_folder(create=True)
-        for left in parent.glob("launched-*"):
+        for left in parent.glob(f"{_LAUNCHED}*"):
             if _read_launched(left) is None:
                 left.unlink(missing_ok=True)
-        path = _launched_path(parent, self.job_id)
-        whole = path.with_suffix(f".{self.pid}")
+        path = parent / f"{_LAUNCHED}{_digest(self.job_id)}-{self.pid}"
+        whole = parent / f".{path.name}"
         whole.write_text(json.dumps(asdict(self)))
         whole.replace(path)
 
-    def remove(self) -> None:
-        """Removes it: the job is over."""
-        with contextlib.suppress(OSError, CoordinationError):
-            _launched_path(user_folder(), self.job_id).unlink(missing_ok=True)
 
-
-def _launched_path(parent: Path, job_id: str) -> Path:
+def _digest(job_id: str) -> str:
     # A job's id may be no name of a file.
-    return parent / f"launched-{hashlib.sha256(job_id.encode()).hexdigest()[:32]}.json"
+    return hashlib.sha256(job_id.encode()).hexdigest()[:32]
 
 
-def launched_job(job_id: str) -> LaunchedJob | None:
-    """Returns what this user's launcher on this machine says of a job, None where none does."""
-    try:
+def launched_jobs(job_id: str | None = None) -> list[LaunchedJob]:
+    """Returns what this user's launchers on this machine say of their jobs, or of one: first of
+    those that ended within an hour, oldest first, then of those that run.
+    """
+    found = []
+    with contextlib.suppress(OSError, CoordinationError):
         parent = user_folder()
         _check_owner(parent)
-    except (OSError, CoordinationError):
-        return None
-    return _read_launched(_launched_path(parent, job_id))
+        name = "" if job_id is None else f"{_digest(job_id)}-"
+        found = [_read_launched(path) for path in parent.glob(f"{_LAUNCHED}{name}*")]
+    jobs = [job for job in found if job is not None]
+    return sorted(jobs, key=lambda job: job.ended_unix_s or math.inf)
 
 
 def _read_launched(path: Path) -> LaunchedJob | None:
+    """Returns what a file says; None where its launcher was killed, or ended long ago."""
     try:
         job = LaunchedJob(**json.loads(path.read_text()))
-        os.kill(job.pid, 0)
+        if job.ended_unix_s is None:
+            os.kill(job.pid, 0)
     except (OSError, ValueError, TypeError):
         return None
-    return job
-
-
-def ended_jobs() -> list[EndedJob]:
-    """Returns this user's jobs on this machine that ended within an hour, oldest first."""
-    ended = []
-    try:
-        parent = user_folder()
-        _check_owner(parent)
-        for path in parent.glob(f"{_ENDED}*"):
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                ended.append(EndedJob(**json.loads(path.read_text())))
-    except (OSError, CoordinationError):
-        return []
-    return sorted(ended, key=lambda job: job.unix_s)
+    return job if time.time() - (job.ended_unix_s or math.inf) < _ENDED_KEPT_S else None
 
 
 def user_folder(*, create: bool = False) -> Path:

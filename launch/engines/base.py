@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
 from holdfast.coordination import CoordinationError, Credentials
 from holdfast.coordination.diagnosis.step_curve import StepCurve
 from holdfast.coordination.diagnosis.summary import describe_goodput
-from holdfast.coordination.process.job_folder import EndedJob, LaunchedJob
+from holdfast.coordination.process.job_folder import LaunchedJob
 from holdfast.multihost import JobError
 from holdfast.proto import session_pb2
 
@@ -93,7 +94,7 @@ class BaseEngine(Engine):
         self.errand = Errand()
         self.log_folder: Path | None = None  # where the processes' lines are, if anywhere
         self._address = ""  # of the last coordinator
-        self._ended: EndedJob | None = None
+        self._ended: LaunchedJob | None = None
         self._signals = 0
         self._interrupted_s = -math.inf  # when the last Ctrl-C came
         self._sent_sigterm = False  # to the processes of this attempt
@@ -208,18 +209,21 @@ class BaseEngine(Engine):
     def _tell(self, decision: Decision) -> None:
         job = decision.job
         self._launcher = self.errand.launcher(decision, self._ledger)
-        told = LaunchedJob(
-            job_id=job.job_id,
+        if job.final:
+            return  # `leave_verdict` says how
+        # Only a page is worse off without it.
+        with contextlib.suppress(OSError, CoordinationError):
+            self._launched(job.job_id).leave()
+
+    def _launched(self, job_id: str, **ended: Any) -> LaunchedJob:
+        return LaunchedJob(
+            job_id=job_id,
             pid=os.getpid(),
             log_dir="" if self.log_folder is None else str(self.log_folder.absolute()),
             launcher=MessageToDict(self._launcher, preserving_proto_field_name=True),
+            address=self._address,
+            **ended,
         )
-        if job.final:
-            told.remove()
-            return
-        # Only a page is worse off without it.
-        with contextlib.suppress(OSError, CoordinationError):
-            told.leave()
 
     def _account(self) -> tuple[session_pb2.Launcher, Goodput]:
         return self._launcher, self._ledger.meter.goodput(time.monotonic())
@@ -367,21 +371,12 @@ class BaseEngine(Engine):
                 self._curve.add(point)
             self._history.extend(watch.own_events())
 
-    def leave_verdict(self, result: JobResult, attempt: int) -> None:
-        """Has `holdfast status` find, for an hour, how the job ended that had a coordinator."""
-        if not self._address:
-            return
-        self._ended = EndedJob(
-            job_id=result.job_id,
-            attempt=attempt,
-            address=self._address,
-            unix_s=time.time(),
-            outcome=result.outcome,
-            exit_code=result.exit_code,
-            reason=result.reasons[-1] if result.reasons else "",
-        )
+    def leave_verdict(self, result: JobResult) -> None:
+        """Has `holdfast status` find, for an hour, how the job ended."""
+        ended = self._launched(result.job_id, ended_unix_s=time.time(), exit_code=result.exit_code)
+        self._ended = ended
         try:
-            self._ended.leave()
+            ended.leave()
         except (OSError, CoordinationError) as error:
             self._output.say(f"`holdfast status` will not find how the job ended: {error}")
 
@@ -436,7 +431,7 @@ def run_job(
 
     with passing_on(engine.forward):
         result = supervise(job, engine, on_decision=on_decision)
-    engine.leave_verdict(result, job.attempt + result.attempts)
+    engine.leave_verdict(result)
     if result.step >= 0:
         output.say(describe_goodput(vars(result.goodput)))
     if result.outlived:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.cli.own_jobs import only_job
-from holdfast.coordination.process.job_folder import EndedJob
+from holdfast.coordination.process.job_folder import LaunchedJob
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +30,11 @@ def test_what_is_wrong_is_said_first_and_the_list_is_short() -> None:
     all views.
     """
     for number in range(70):
-        EndedJob(
-            job_id=f"job-{number:02}", attempt=1, address="a", unix_s=time.time() - 100 + number,
-            outcome="done", exit_code=0, reason="all are done", command="", folder="",
-        ).leave()  # fmt: skip
+        launcher = {"state": "finished", "why": "all are done", "attempt": 1}
+        ended_unix_s = time.time() - 100 + number
+        LaunchedJob(
+            f"job-{number:02}", 1, "", launcher, "a", ended_unix_s=ended_unix_s, exit_code=0
+        ).leave()
     found = CliRunner().invoke(asked)
     assert found.exit_code == 3
     first, titles, *rows = found.output.splitlines()
