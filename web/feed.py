@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.coordination import CoordinationError, Credentials, StatusClient
+from holdfast.coordination.client.followed_status import FollowedStatus
 from holdfast.coordination.diagnosis.findings import (
     Evidence,
     Finding,
@@ -24,7 +25,7 @@ from holdfast.coordination.diagnosis.findings import (
     wants_stacks,
 )
 from holdfast.coordination.diagnosis.stacks import whole
-from holdfast.coordination.diagnosis.step_curve import StepCurve, sample
+from holdfast.coordination.diagnosis.step_curve import StepCurve
 from holdfast.coordination.diagnosis.summary import printable
 from holdfast.coordination.diagnosis.verdict import OVER, judge
 from holdfast.coordination.process.diagnose import gather
@@ -82,6 +83,7 @@ class Feed:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._client: StatusClient | None = None
+        self._followed: FollowedStatus | None = None  # by that client
         self._target: CoordinatorAddress | None = None
         self._status: session_pb2.StatusResponse | None = None
         self._evidence = Evidence(session_pb2.StatusResponse())  # of the last look at processes
@@ -225,29 +227,29 @@ class Feed:
         target = self._find()
         if target is None:
             return "the job has no coordinator now: it is over, or between two attempts"
-        if target != self._target:
-            self._reach(target)
-        client = self._client
         try:
-            assert client is not None
-            status = client.status(with_events=True)
+            self._status = self._look(target)
         except CoordinationError as error:
             return f"the coordinator at {target.address} does not answer: {error}"
-        if self._status is not None and status.job != self._status.job:
-            self._forget()
-        self._status = status
-        self._curve.add(sample(self._status, time.time()))
         self._remember(self._status)
         if wants_stacks(self._status):
             self._wanted.set()
         self._findings = diagnose(at_later(self._evidence, self._status))
         return ""
 
-    def _forget(self) -> None:
-        """Begins anew: another job has a coordinator at this address."""
-        self._curve = StepCurve()
-        with self._lock:
-            self._histories.clear()
+    def _look(self, target: CoordinatorAddress) -> session_pb2.StatusResponse:
+        if target != self._target:
+            self._reach(target)
+        assert self._followed is not None
+        status = self._followed.look()
+        if self._status is not None and status.job != self._status.job:
+            # Another job has a coordinator at this address.
+            self._curve = StepCurve()
+            with self._lock:
+                self._histories.clear()
+            self._reach(target)
+            status = self._followed.look()
+        return status
 
     def _reach(self, target: CoordinatorAddress | None) -> None:
         client = (
@@ -258,6 +260,7 @@ class Feed:
         with self._lock:
             old = self._client
             self._client = client
+            self._followed = None if client is None else FollowedStatus(client, self._curve)
             self._target = target
         if old is not None:
             old.close()

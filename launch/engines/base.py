@@ -378,7 +378,8 @@ class BaseEngine(Engine):
         try:
             ended.leave()
         except (OSError, CoordinationError) as error:
-            self._output.say(f"`holdfast status` will not find how the job ended: {error}")
+            if self._address:  # without a coordinator the job has said the same
+                self._output.say(f"`holdfast status` will not find how the job ended: {error}")
 
     def leave_status(self, file: Path, result: JobResult) -> None:
         """Writes how the job ended, its last status and its history, as JSON.

@@ -28,7 +28,6 @@ from holdfast.coordination.diagnosis.stall import (
     find_stall,
     find_stragglers,
 )
-from holdfast.coordination.diagnosis.step_curve import StepCurve, sample
 from holdfast.coordination.diagnosis.summary import SAVED, counted
 from holdfast.coordination.names import DEFECT
 from holdfast.coordination.process.diagnose import gather
@@ -60,7 +59,6 @@ NOBODY_S = 60.0
 
 _BEHIND_S = 2.0
 _POLL_S = 0.5
-_MOST_EVENTS = 1000
 _MOST_STACKS = 4  # of processes that keep a job waiting
 _MOST_DEAF = 8  # processes that are named
 
@@ -167,8 +165,8 @@ class ProgressWatch:
         self._defects: set[str] = set()  # that were said
         self._closed = threading.Event()
         self.status = session_pb2.StatusResponse()  # the last that came
-        self.events: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
-        self.curve = StepCurve()
+        self.events = self._followed.events
+        self.curve = self._followed.curve
         self.joined: frozenset[int] = frozenset()  # processes of a job that has gathered
         self._thread = threading.Thread(target=self._run, name="holdfast-progress", daemon=True)
         self._thread.start()
@@ -367,8 +365,7 @@ class ProgressWatch:
         self._send_history()
         launcher, goodput = self._account()
         self._client.report_launcher(launcher, vars(goodput))
-        last = self.events[-1].number if self.events else 0
-        status = self._followed.look(events_after=last)
+        status = self._followed.look()
         self._take(status, self._followed.changed)
         progress = self._progress()
         if progress != self._last:
@@ -389,11 +386,9 @@ class ProgressWatch:
         return tuple(self._reported.copy().values())
 
     def _take(self, status: session_pb2.StatusResponse, changed: Iterable[int]) -> None:
-        add_events(self.events, status.events)
         self.status = status
         for sentence in status.defects:
             self._say_defect(sentence)
-        self.curve.add(sample(status, time.time()))
         for process in changed:
             self._take_process(status.tasks[process])
         if status.phase != "gathering" and len(self.joined) < len(self._heard):
@@ -483,22 +478,6 @@ class ProgressWatch:
 def _first_line(text: str) -> str:
     first, _, _ = text.partition("\n")
     return first
-
-
-def add_events(known: deque[session_pb2.Event], new: Iterable[session_pb2.Event]) -> None:
-    """Adds what is new. The coordinator makes one event of all that join within a second, and this
-    launcher may know it with fewer: then the new one counts those too.
-    """
-    for event in new:
-        before = known[-1] if known else None
-        if (
-            before is not None
-            and event.kind in ("joined", "left")
-            and event.kind == before.kind
-            and event.unix_s - before.unix_s < 1.0
-        ):
-            known.pop()
-        known.append(event)
 
 
 def newest(history: Iterable[session_pb2.Event]) -> list[session_pb2.Event]:

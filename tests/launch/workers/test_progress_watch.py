@@ -14,6 +14,7 @@ from contextlib import ExitStack
 import pytest
 
 from holdfast.coordination import CoordinationClient, JobIdentity, Timeouts
+from holdfast.coordination.client.followed_status import add_events
 from holdfast.coordination.vitals import ENDS_WITH
 from holdfast.launch.supervisor.job import (
     NO_SAVE,
@@ -31,7 +32,6 @@ from holdfast.launch.workers.coordinator import Coordinator
 from holdfast.launch.workers.progress_watch import (
     ProcessReport,
     ProgressWatch,
-    add_events,
     newest,
 )
 from holdfast.multihost.group.group import SaveStage
