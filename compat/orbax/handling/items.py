@@ -242,24 +242,21 @@ def restore_like(
     With `fits_shapes` arrays of other shapes are cut, or get zeros at their ends. Such an array is
     read whole by each process. Raises ValueError where ranks differ.
     """
-    if fits_shapes and _shapes_differ(item.structure.tree, target):
+    if fits_shapes:
         return _restore_fitted(item, target, partial=partial)
     return restore_tree(item, target, partial=partial)
 
 
 def _restore_fitted(item: SavedItem, target: Any, *, partial: bool) -> Any:
     saved = dict(_by_path(item.structure.tree))
-    leaves = list(_by_path(target))
-    likes = [_as_it_was_saved(item, path, saved.get(path), leaf) for path, leaf in leaves]
-    treedef = flatten(target)[1]
-    like = jax.tree.unflatten(treedef, likes)
-    found = flatten(restore_tree(item, like, partial=partial))[0]
-    fitted = [_fitted(value, leaf) for value, (_, leaf) in zip(found, leaves, strict=True)]
-    return jax.tree.unflatten(treedef, fitted)
+    leaves, treedef = flatten(target)
+    likes = [_as_it_was_saved(item, path, saved.get(path), leaf) for path, leaf in _by_path(target)]
+    found = flatten(restore_tree(item, jax.tree.unflatten(treedef, likes), partial=partial))[0]
+    return jax.tree.unflatten(treedef, map(_fitted, found, leaves))
 
 
 def _as_it_was_saved(item: SavedItem, path: str, saved: Any, leaf: Any) -> Any:
-    shape = getattr(leaf, "shape", None)
+    shape = None if isinstance(leaf, type) else getattr(leaf, "shape", None)
     if shape is None or not hasattr(saved, "shape") or saved.shape == shape:
         return leaf
     if len(saved.shape) != len(shape):
@@ -272,8 +269,8 @@ def _as_it_was_saved(item: SavedItem, path: str, saved: Any, leaf: Any) -> Any:
 
 def _fitted(value: Any, leaf: Any) -> Any:
     """Returns an array in the shape of a target's leaf; numpy's stay as they were saved."""
-    shape = getattr(leaf, "shape", None)
-    if shape is None or value.shape == shape or isinstance(leaf, np.ndarray):
+    shape = None if isinstance(leaf, type) else getattr(leaf, "shape", None)
+    if shape is None or isinstance(leaf, np.ndarray) or np.shape(value) == shape:
         return value
     fitted = np.zeros(shape, value.dtype)
     common = tuple(slice(0, min(sizes)) for sizes in zip(shape, value.shape, strict=True))
@@ -298,14 +295,6 @@ def _with_fallback(leaf: Any, sharding: Any) -> Any:
     return _on_devices(leaf.shape, leaf.dtype, sharding)
 
 
-def _shapes_differ(saved: Any, target: Any) -> bool:
-    wanted = dict(_by_path(target))
-    return any(
-        getattr(wanted.get(path), "shape", None) not in (None, getattr(leaf, "shape", None))
-        for path, leaf in _by_path(saved)
-    )
-
-
 def _by_path(tree: Any) -> Iterator[tuple[str, Any]]:
     return zip(describe(tree)[1], flatten(tree)[0], strict=True)
 
@@ -327,25 +316,22 @@ def restore_tree(
     saved = dict(_by_path(item.structure.tree))
     tree = item.structure.tree if target is None else _mark_nones(target, saved)
     leaves = list(_by_path(tree))
-    likes = _likes(saved, leaves, _tree(restore_args), as_saved or target is None)
+    treedef = flatten(tree)[1]
+    args = {} if restore_args is None else dict(_by_path(_tree(restore_args)))
+    as_saved = as_saved or target is None
+    likes = [_like(saved.get(path), leaf, args.get(path), as_saved) for path, leaf in leaves]
     left_out = {
         path for path, leaf in leaves if _is_left_out(leaf) or (partial and path not in saved)
     }
     if left_out and not partial:
         _check_all_are_asked_for(item, saved, leaves)
     chosen = (lambda path: path not in left_out) if left_out else partial
-    value = jax.tree.unflatten(flatten(tree)[1], likes)
+    value = jax.tree.unflatten(treedef, likes)
     if not leaves or len(left_out) < len(leaves):
         value = item.read(value, partial=chosen, cast=True)
     if target is None:
         return plain(value)
-    return _ended(item, leaves, value, as_saved=as_saved)
-
-
-def _ended(
-    item: SavedItem, leaves: Sequence[tuple[str, Any]], value: Any, *, as_saved: bool
-) -> Any:
-    """Returns a tree that was read, with the Nones and numbers of its target's `leaves`."""
+    # With the Nones and the numbers of the target.
     found, treedef = flatten(value)
     ended = [
         _as_asked(item, path, asked, leaf, as_saved=as_saved)
@@ -404,17 +390,6 @@ def _as_asked(item: SavedItem, path: str, asked: Any, value: Any, *, as_saved: b
             f" has {number!r}, which is none; give {type(number).__name__} in the target"
         )
     return exact
-
-
-def _likes(
-    saved: Mapping[str, Any],
-    leaves: Sequence[tuple[str, Any]],
-    restore_args: Any,
-    as_saved: bool,
-) -> list[Any]:
-    """Returns what each of `leaves` is to be like."""
-    args = {} if restore_args is None else dict(_by_path(restore_args))
-    return [_like(saved.get(path), leaf, args.get(path), as_saved) for path, leaf in leaves]
 
 
 def _like(saved: Any, target: Any, args: Any, as_saved: bool) -> Any:

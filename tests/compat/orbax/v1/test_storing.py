@@ -48,7 +48,9 @@ def test_arrays_are_cast_as_they_are_saved(tmp_path: Path) -> None:
 
 
 def test_arrays_of_other_shapes_are_cut_and_padded(tmp_path: Path) -> None:
-    """With the option, on the devices and in the dtype of the target; numpy's stay as saved."""
+    """With the option, on the devices and in the dtype of the target; numpy's stay as saved, and so
+    does what a target of types asks for.
+    """
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
     def like(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -58,6 +60,7 @@ def test_arrays_of_other_shapes_are_cut_and_padded(tmp_path: Path) -> None:
         {"a": like(6), "b": {"w": np.zeros(5, int)}, "l": [like(3, 2)], "t": ""},
         {"a": like(2, dtype=jnp.int32), "b": {"w": np.zeros(3, int)}, "l": [like(1, 4)], "t": ""},
         {"a": like(2, 2), "b": {"w": np.zeros(3, int)}, "l": [like(2, 3)], "t": ""},
+        {"a": like(6), "b": {"w": np.ndarray}, "l": [jax.Array], "t": str},
     ]
 
     def program(ocp: Any, root: Path) -> Any:
