@@ -2,11 +2,9 @@
 over TCP, a thread a connection.
 
 Where the job has certificates it is TLS (peer_tls.py). Who connects first proves to know the job's
-secret, and is shown the same. Then it asks, any number of times, one after the other:
-
-    WAIT  the text of a part, once it is published, or another text; what was given up is answered
-          at once
-    GET   so many bytes of a file, from an offset on
+secret, and is shown the same. Then it asks, any number of times, one after the other, for so many
+bytes of a part's text, of a file or of a block in memory, from an offset on. It may wait for a part
+that is not published yet; what was given up is answered at once.
 
 A request is a head of fixed size and a name, an answer a head and as many bytes as it says. Names
 are looked up among what was published, and never joined to a path before. What does not fit ends
@@ -39,14 +37,11 @@ from ..storage.threads import start_thread
 from .peer_tls import BadTlsFiles, PeerTls
 
 _log = logging.getLogger(__name__)
-MAGIC = b"holdfast-part/1\n"
+MAGIC = b"holdfast-part/2\n"
 PROOF_BYTES = NONCE_BYTES = 32
-REQUEST = struct.Struct(
-    "!BHQQ"
-)  # what is asked, the bytes of the name, offset (of WAIT: milliseconds), size
+# the bytes of the name, milliseconds to wait for a part, offset, size
+REQUEST = struct.Struct("!HIQQ")
 ANSWER = struct.Struct("!BQ")  # how it went, the bytes that follow
-WAIT = 1
-GET = 2
 THERE = 0
 ABSENT = 1
 LATE = 2
@@ -54,7 +49,7 @@ NAME_LIMIT_BYTES = 512
 MOST_CONNECTIONS = 256
 BACKLOG = 4096  # connections that wait in the kernel to be accepted, if it allows so many
 GREETING_S = 10.0  # for a new connection to prove itself, and then to ask
-IDLE_S = 600.0  # between two requests, and the longest WAIT
+IDLE_S = 600.0  # between two requests, and the longest wait for a part
 PIECE_BYTES = 1 << 20  # that are encrypted in turn
 SEND_S = 60.0  # for a peer that does not take what it asked for
 SLICES = 8  # of each wait
@@ -286,71 +281,49 @@ class PartServer:
                 self._idle.pop(connection, None)
 
     def _answer(self, connection: socket.socket, request: bytes) -> None:
-        kind, length, offset, size = REQUEST.unpack(request)
-        if kind not in (WAIT, GET) or not 0 < length <= NAME_LIMIT_BYTES:
-            raise UnfitRequest(f"it asked {kind} with a name of {length} bytes")
+        length, wait_ms, offset, size = REQUEST.unpack(request)
+        if not 0 < length <= NAME_LIMIT_BYTES:
+            raise UnfitRequest(f"it asked with a name of {length} bytes")
         name = receive_bytes(connection, length, SEND_S).decode(errors="replace")
         connection.settimeout(SEND_S)
-        if kind == GET:
-            self._send_file(connection, name, offset, size)
-            return
-        status, data = self._wait(name, min(offset / 1000, IDLE_S))
-        connection.sendall(ANSWER.pack(status, len(data)) + data)
-
-    def _wait(self, name: str, timeout_s: float) -> tuple[int, bytes]:
-        with self._changed:
-            if not self._changed.wait_for(
-                lambda: self._is_closed or name in self._parts or name == self._text[0], timeout_s
-            ):
-                return LATE, b""
-            if name == self._text[0]:
-                return THERE, self._text[1]
-            path = self._path_of(name)
+        found: memoryview | int | None = None
+        status = ABSENT
         try:
-            return (ABSENT, b"") if path is None else (THERE, path.read_bytes())
-        except OSError:
-            return ABSENT, b""
-
-    def _path_of(self, name: str) -> Path | None:
-        return self._folder / name if name in self._files or self._parts.get(name, False) else None
-
-    def _send_file(self, connection: socket.socket, name: str, offset: int, size: int) -> None:
-        with self._changed:
-            path = self._path_of(name)
-            find = self._memory
-        if path is None and find is not None:
-            self._send_memory(connection, lambda: find(name, offset, size))
+            found = self._find(name, offset, size, min(wait_ms / 1000, IDLE_S))
+        except TimeoutError:
+            status = LATE
+        if found is None:
+            connection.sendall(ANSWER.pack(status, 0))
             return
-        try:
-            if path is None:
-                raise FileNotFoundError
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            connection.sendall(ANSWER.pack(ABSENT, 0))
-            return
-        with os.fdopen(descriptor, "rb") as file:
-            size = max(0, min(size, os.fstat(file.fileno()).st_size - offset))
+        if isinstance(found, memoryview):
+            size = found.nbytes
             connection.sendall(ANSWER.pack(THERE, size))
-            if size and _send_range(connection, file, offset, size) != size:
-                raise UnfitRequest(f"{path} was cut while it was sent")
+            connection.sendall(found)
+        else:
+            size = _send_file(connection, found, offset, size)
         with self._changed:
             self._counts["served_bytes"] += size
 
-    def _send_memory(
-        self, connection: socket.socket, find: Callable[[], memoryview | None]
-    ) -> None:
-        try:
-            data = find()
-        except TimeoutError:
-            connection.sendall(ANSWER.pack(LATE, 0))
-            return
-        if data is None:
-            connection.sendall(ANSWER.pack(ABSENT, 0))
-            return
-        connection.sendall(ANSWER.pack(THERE, data.nbytes))
-        connection.sendall(data)
+    def _find(self, name: str, offset: int, size: int, wait_s: float) -> memoryview | int | None:
+        """Returns bytes of memory, or the descriptor of a file; None for what is not there. Raises
+        TimeoutError for what is not there yet.
+        """
         with self._changed:
-            self._counts["served_bytes"] += data.nbytes
+            if wait_s and not self._changed.wait_for(
+                lambda: self._is_closed or name in self._parts or name == self._text[0], wait_s
+            ):
+                raise TimeoutError
+            if name == self._text[0]:
+                return memoryview(self._text[1])[offset : offset + size]
+            is_file = name in self._files or self._parts.get(name, False)
+            path = self._folder / name
+            find = self._memory
+        if not is_file:
+            return None if find is None else find(name, offset, size)
+        try:
+            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
 
     # --- the end
 
@@ -405,6 +378,16 @@ def _shake_hands(connection: ssl.SSLSocket) -> None:
         raise UnfitRequest(
             f"who connected did not show a certificate of this job's authority by TLS: {error}"
         ) from error
+
+
+def _send_file(connection: socket.socket, descriptor: int, offset: int, size: int) -> int:
+    """Answers with so many bytes of a file, and closes it; returns how many there were."""
+    with os.fdopen(descriptor, "rb") as file:
+        size = max(0, min(size, os.fstat(descriptor).st_size - offset))
+        connection.sendall(ANSWER.pack(THERE, size))
+        if size and _send_range(connection, file, offset, size) != size:
+            raise UnfitRequest("a file was cut while it was sent")
+    return size
 
 
 def _send_range(connection: socket.socket, file: BinaryIO, offset: int, size: int) -> int:

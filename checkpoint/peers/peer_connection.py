@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac
+import math
 import secrets
 import socket
 import ssl
@@ -20,7 +21,6 @@ from ..format.limits import RECORD_LIMIT_BYTES
 from .part_server import (
     ABSENT,
     ANSWER,
-    GET,
     LATE,
     MAGIC,
     NONCE_BYTES,
@@ -28,7 +28,6 @@ from .part_server import (
     PROOF_BYTES,
     REQUEST,
     THERE,
-    WAIT,
     proof,
     receive,
     receive_bytes,
@@ -107,8 +106,8 @@ class PeerConnection:
         """Returns the text of a part once it is published. Blocks for `timeout_s` at most."""
         self._end = time.monotonic() + timeout_s
         with self._errors(f"give {name}"):
-            self._ask(WAIT, name, int(1000 * max(0.0, timeout_s - 0.5 * min(1.0, timeout_s))), 0)
-            return self._receive(self._answer(RECORD_LIMIT_BYTES))
+            wait_s = timeout_s - 0.5 * min(1.0, timeout_s)
+            return self._receive(self._ask(name, 0, RECORD_LIMIT_BYTES, wait_s))
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview], timeout_s: float) -> int:
         """Fills the buffers with bytes of a file; returns how many there were, fewer only at its
@@ -118,8 +117,7 @@ class PeerConnection:
         """
         self._end = time.monotonic() + timeout_s
         with self._errors(f"give {name}"):
-            self._ask(GET, name, offset, sum(buffer.nbytes for buffer in buffers))
-            size = got = self._answer(sum(buffer.nbytes for buffer in buffers))
+            size = got = self._ask(name, offset, sum(buffer.nbytes for buffer in buffers))
             for buffer in buffers:
                 data = buffer.cast("B")[:size] if size else buffer[:0]
                 for at in range(0, data.nbytes, PIECE_BYTES):
@@ -134,22 +132,22 @@ class PeerConnection:
     def _receive(self, size: int) -> bytes:
         return receive_bytes(self._socket, size, self._left_s)
 
-    def _ask(self, kind: int, name: str, offset: int, size: int) -> None:
+    def _ask(self, name: str, offset: int, size: int, wait_s: float = 0.0) -> int:
+        """Asks for so many bytes; returns how many come now."""
         encoded = name.encode()
+        wait_ms = math.ceil(1000 * max(0.0, wait_s))
         self._socket.settimeout(self._left_s)
-        self._socket.sendall(REQUEST.pack(kind, len(encoded), offset, size) + encoded)
-
-    def _answer(self, limit_bytes: int) -> int:
-        status, size = map(int, ANSWER.unpack(self._receive(ANSWER.size)))
+        self._socket.sendall(REQUEST.pack(len(encoded), wait_ms, offset, size) + encoded)
+        status, found = map(int, ANSWER.unpack(self._receive(ANSWER.size)))
         if status == LATE:
             raise _NotYet("it was not published in time")
-        if status == ABSENT and not size:
+        if status == ABSENT and not found:
             raise FileNotFoundError(errno.ENOENT, "it has no such part or file")
-        if status != THERE or size > limit_bytes:
+        if status != THERE or found > size:
             raise ValueError(
-                f"it answers {status} with {size} bytes, where at most {limit_bytes} were asked for"
+                f"it answers {status} with {found} bytes, where at most {size} were asked for"
             )
-        return size
+        return found
 
     @contextlib.contextmanager
     def _errors(self, what: str) -> Iterator[None]:

@@ -22,10 +22,8 @@ from holdfast.checkpoint.local_tier.tier import LocalTier
 from holdfast.checkpoint.peers.part_server import (
     ABSENT,
     ANSWER,
-    GET,
     REQUEST,
     THERE,
-    WAIT,
     PartServer,
     receive_bytes,
 )
@@ -51,6 +49,8 @@ COMMIT = "checkpoint.saving.commit"
 COPIER = "checkpoint.local_tier.part_copier"
 FOLDER = "checkpoint.local_tier.host_folder"
 SERVER = "checkpoint.peers.part_server"
+WAITS = True  # a request for the text of a part, which may wait for it
+READS = False
 LARGE = 70_000  # columns: a process of two has 8 MB to send
 
 
@@ -192,7 +192,7 @@ def test_the_primary_dies_between_gather_and_broadcast(root: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     "fault", ["parted", *(pytest.param(fault, marks=slow) for fault in ("unplugged", "stopped"))]
 )
-@pytest.mark.parametrize("moment", ["GET", pytest.param("WAIT", marks=slow)])
+@pytest.mark.parametrize("moment", ["reads", pytest.param("waits", marks=slow)])
 def test_a_host_cut_off_fails_a_save_only(
     fault: str, moment: str, root: Path, tmp_path: Path
 ) -> None:
@@ -216,13 +216,13 @@ def test_a_host_cut_off_fails_a_save_only(
                     lambda: job.signal(1, signal.SIGCONT),
                 ),
             }[fault]
-            if moment == "WAIT":
-                job.hold(1, SERVER, "PartServer._wait")
+            if moment == "waits":
+                job.hold(1, SERVER, "PartServer._find")
             found.network.throttle(1, 20)
             for rank in job.ranks:
                 job.begin(rank, save, 6)
-            if moment == "WAIT":
-                job.wait_for(1, "at PartServer._wait")
+            if moment == "waits":
+                job.wait_for(1, "at PartServer._find")
             else:
                 found.network.wait_until_sent(1, 1 << 20)
             cut()
@@ -361,56 +361,56 @@ def test_torn_files_on_all_hosts_mean_the_store(root: Path, tmp_path: Path) -> N
 
 
 def pretend(program: Program, kind: str) -> None:
-    """Lets a process, which knows the secret, answer WAIT or GET as no peer does; "" ends it."""
+    """Lets a process, which knows the secret, answer as no peer does; "" ends it."""
     PartServer._answer = _liar(kind) if kind else _ANSWER  # type: ignore[method-assign]
 
 
 _ANSWER = PartServer._answer
 LIES: dict[
-    str, tuple[int, int, Callable[[socket.socket, int], None]]
+    str, tuple[bool, int, Callable[[socket.socket, int], None]]
 ] = {  # to what, from which offset on, the lie
     "a part without end": (
-        WAIT,
+        WAITS,
         0,
         lambda peer, size: peer.sendall(ANSWER.pack(THERE, 1 << 62)),
     ),
     "noise for a part": (
-        WAIT,
+        WAITS,
         0,
         lambda peer, size: peer.sendall(ANSWER.pack(THERE, 5000) + os.urandom(5000)),
     ),
     "an answer that there is none of": (
-        WAIT,
+        WAITS,
         0,
         lambda peer, size: peer.sendall(ANSWER.pack(9, 0)),
     ),
     "half of a part, and silence": (
-        WAIT,
+        WAITS,
         0,
         lambda peer, size: peer.sendall(ANSWER.pack(THERE, 5000) + bytes(2500)),
     ),
     "more bytes than asked for": (
-        GET,
+        READS,
         0,
         lambda peer, size: peer.sendall(ANSWER.pack(THERE, 2 * size) + bytes(2 * size)),
     ),
     "fewer bytes than asked for": (
-        GET,
+        READS,
         0,
         lambda peer, size: peer.sendall(ANSWER.pack(THERE, size // 2) + bytes(size // 2)),
     ),
     "other bytes": (
-        GET,
+        READS,
         0,
         lambda peer, size: peer.sendall(ANSWER.pack(THERE, size) + bytes(size)),
     ),
     "other bytes behind an honest beginning": (
-        GET,
+        READS,
         1,
         lambda peer, size: peer.sendall(ANSWER.pack(THERE, size) + bytes(size)),
     ),
-    "no bytes": (GET, 0, lambda peer, size: peer.sendall(ANSWER.pack(ABSENT, 0))),
-    "a byte now and then": (GET, 0, lambda peer, size: _drip(peer, size)),
+    "no bytes": (READS, 0, lambda peer, size: peer.sendall(ANSWER.pack(ABSENT, 0))),
+    "a byte now and then": (READS, 0, lambda peer, size: _drip(peer, size)),
 }
 
 
@@ -422,18 +422,15 @@ def _drip(peer: socket.socket, size: int) -> None:
 
 
 def _liar(kind: str) -> Callable[[PartServer, socket.socket, bytes], None]:
-    lied_to, first, lie = LIES[kind]
+    waits, first, lie = LIES[kind]
 
     def answer(server: PartServer, peer: socket.socket, request: bytes) -> None:
-        asked, length, offset, size = REQUEST.unpack(request)
-        name = receive_bytes(peer, length, 60).decode()
-        if asked == lied_to and offset >= first:
+        length, wait_ms, offset, size = REQUEST.unpack(request)
+        if waits == (wait_ms > 0) and offset >= first:
+            receive_bytes(peer, length, 60)
             lie(peer, size)
-        elif asked == GET:
-            server._send_file(peer, name, offset, size)
         else:
-            status, data = server._wait(name, offset / 1000)
-            peer.sendall(ANSWER.pack(status, len(data)) + data)
+            _ANSWER(server, peer, request)
 
     return answer
 
@@ -452,9 +449,9 @@ def test_a_peer_that_lies_in_a_save(root: Path, tmp_path: Path) -> None:
         job.each(save, 5)
         for failed, kind in enumerate(LIES, 1):
             job.call(1, pretend, kind)
-            job.each(save, 5 + failed)
+            job.each(save, 100 * failed - 50)
             assert job.statistics("saves_failed") == [failed] * 2, kind
-            assert not list(found.folders[0].rglob(f"{5 + failed}-*/part-*")), kind
+            assert not list(found.folders[0].rglob(f"{100 * failed - 50}-*/part-*")), kind
             job.each(save, 100 * failed)
         assert job.restore(5) == 5
         job.call(1, pretend, "")
@@ -474,7 +471,7 @@ def test_a_peer_that_lies_in_a_restore(root: Path, tmp_path: Path) -> None:
             job.kill(*job.ranks)
         found.lose(0)
         with HostJob(found, root, local={"timeout_s": 2}) as job:
-            lies = [kind for kind, (asked, *_) in LIES.items() if asked == GET]
+            lies = [kind for kind, (asked, *_) in LIES.items() if asked == READS]
             for kind in lies:
                 job.call(1, pretend, kind)
                 assert job.restore() == 5, kind
