@@ -21,12 +21,12 @@ from ..format.grid import Grid
 from ..format.limits import MALFORMED
 from ..format.record import ItemRecord, LeafRecord
 from ..restoring.per_process import PerProcessSelection
-from ..restoring.reader import Allocate, ArrayReader, ReadRequest
+from ..restoring.reader import Allocate, ArrayReader
 from ..restoring.restore import VerifyReport
+from ..restoring.view_reader import BATCH_BYTES, Wanted, fresh, read_in_order
 from ..storage.base import Entry
 from ..storage.path import StorePath
 
-BATCH_BYTES = 16 << 20  # of arrays that are read together, where each is needed once
 VERIFY_BATCH_BYTES = 128 << 20  # enough to keep every thread of tensorstore at work
 
 
@@ -179,30 +179,17 @@ def read_leaves(
     leaves: Sequence[LeafRecord],
     *,
     batch_bytes: int = BATCH_BYTES,
-    allocate: Allocate | None = None,
+    allocate: Allocate = fresh,
 ) -> Iterator[tuple[LeafRecord, np.ndarray[Any, Any]]]:
     """Yields the arrays of leaves, read in batches.
 
     One leaf at a time is in memory, or several of `batch_bytes` in all.
     """
-    batch: list[ReadRequest] = []
-    held = 0
-    for index, leaf in enumerate(leaves):
-        batch.append(ReadRequest(leaf, tuple((0, size) for size in leaf.shape)))
-        held += leaf.nbytes
-        last = index + 1 == len(leaves)
-        if last or held + leaves[index + 1].nbytes > batch_bytes:
-            reader.fill(batch, allocate or fresh)
-            while batch:
-                read = batch.pop(0)
-                assert read.array is not None
-                yield read.leaf, read.array
-            held = 0
-
-
-def fresh(nbytes: int) -> np.ndarray[Any, Any]:
-    """Returns memory that goes back to the system with its array: for what is only passed on."""
-    return np.empty(nbytes, np.uint8)
+    wholes = (tuple((0, size) for size in leaf.shape) for leaf in leaves)
+    wanted = (Wanted(leaf, whole, whole) for leaf, whole in zip(leaves, wholes, strict=True))
+    arrays = read_in_order(reader, wanted, batch_bytes=batch_bytes, allocate=allocate)
+    for leaf in leaves:
+        yield leaf, next(arrays)
 
 
 def verify_by_reading(checkpoint: CheckpointReader, files: int) -> VerifyReport:

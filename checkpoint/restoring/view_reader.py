@@ -1,7 +1,8 @@
 """The reader of leaves that are made of stored ones, as views say.
 
-A region of a leaf is made of the regions of stored ones that it needs, so that memory is bounded by
-what is asked for at once.
+A region of a leaf is made of the regions of stored ones that it needs, one after the other, so that
+memory is bounded: small ones are read several at once, and what can be read only whole is read once
+for all that lies in it.
 """
 
 from __future__ import annotations
@@ -9,31 +10,95 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..format.record import LeafRecord
-from .array_views import Read, SavedArray, View
+from .array_views import SavedArray, View
 from .devices import Region, slices_in
 from .ranges import OutOfRange
 from .reader import Allocate, ArrayReader, ReadRequest, foresee
 
-BATCH_BYTES = 16 << 20  # of regions of stored leaves that are read together
+BATCH_BYTES = 16 << 20  # that are read together
 
 
-class _HeldChunk(threading.local):
-    """The whole chunks of a leaf that each thread read last as one array."""
+class Wanted(NamedTuple):
+    """A region of a leaf, and the region `around` it that is read for it: itself, or whole chunks,
+    which the next regions may lie in too.
+    """
 
-    key: tuple[str, Region] | None = None
-    array: np.ndarray[Any, Any] | None = None
+    leaf: LeafRecord
+    region: Region
+    around: Region
 
-    def keep(
-        self, key: tuple[str, Region] | None, array: np.ndarray[Any, Any] | None = None
-    ) -> None:
-        """Keeps an array instead of the one before."""
-        self.key = key
-        self.array = array
+
+class HeldChunks:
+    """The whole chunks of a leaf that were read last, as one array."""
+
+    _key: tuple[str, Region] | None = None
+    _array: np.ndarray[Any, Any] | None = None
+
+    def get(self, reader: ArrayReader, leaf: LeafRecord, region: Region) -> np.ndarray[Any, Any]:
+        """Returns whole chunks, held or read now in place of those before."""
+        key = (leaf.path, region)
+        if self._key != key:
+            self._key = None
+            self._array = None
+            (self._array,) = _filled(reader, [ReadRequest(leaf, region)], fresh)
+            self._key = key
+        assert self._array is not None
+        return self._array
+
+
+def fresh(nbytes: int) -> np.ndarray[Any, Any]:
+    """Returns memory that goes back to the system with its array: for what is only passed on."""
+    return np.empty(nbytes, np.uint8)
+
+
+def read_in_order(
+    reader: ArrayReader,
+    wanted: Iterable[Wanted],
+    *,
+    held: HeldChunks | None = None,
+    batch_bytes: int = BATCH_BYTES,
+    allocate: Allocate = fresh,
+) -> Iterator[np.ndarray[Any, Any]]:
+    """Yields the arrays of regions, read in batches of at most so many bytes, or of one region.
+
+    Each is let go of when it is passed. `held` keeps whole chunks from one call to the next.
+    """
+    held = held or HeldChunks()
+    batch: list[ReadRequest] = []
+    nbytes = 0
+    for leaf, region, around in wanted:
+        read = ReadRequest(leaf, region)
+        is_cut = around != region
+        if is_cut or nbytes + read.nbytes > batch_bytes:
+            yield from _filled(reader, batch, allocate)
+            nbytes = 0
+        if is_cut:
+            yield held.get(reader, leaf, around)[slices_in(region, around)]
+        else:
+            batch.append(read)
+            nbytes += read.nbytes
+    yield from _filled(reader, batch, allocate)
+
+
+def _filled(
+    reader: ArrayReader, batch: list[ReadRequest], allocate: Allocate
+) -> Iterator[np.ndarray[Any, Any]]:
+    """Reads a batch, and empties it."""
+    if batch:
+        reader.fill(batch, allocate)
+    while batch:
+        array = batch.pop(0).array
+        assert array is not None
+        yield array
+
+
+class _HeldByThread(threading.local, HeldChunks):
+    """The whole chunks that each thread read last."""
 
 
 class ViewReader:
@@ -49,7 +114,7 @@ class ViewReader:
     ) -> None:
         self._reader = reader
         self._views = views
-        self._held = _HeldChunk()
+        self._held = _HeldByThread()
         self.order = order
 
     def _view_of(self, leaf: LeafRecord) -> View:
@@ -83,7 +148,12 @@ class ViewReader:
         for read, inner in straight:
             assert inner.array is not None
             read.take(inner.array.reshape(read.shape))
-        arrays = self._arrays(each for read, view in made for each in view.reads(read.region))
+        wanted = (
+            Wanted(leaf, region, around_chunks(leaf, region))
+            for read, view in made
+            for leaf, region in view.reads(read.region)
+        )
+        arrays = read_in_order(self._reader, wanted, held=self._held)
         for read, view in made:
             read.lie_in(allocate(read.nbytes))
             assert read.array is not None
@@ -91,42 +161,6 @@ class ViewReader:
                 view.put(read.region, arrays, read.array)
             except OutOfRange as error:
                 raise error.of_leaf(read.leaf.path) from None
-
-    def _arrays(self, needed: Iterable[Read]) -> Iterator[np.ndarray[Any, Any]]:
-        """Yields regions of stored leaves, read in batches; each is let go of when it is passed."""
-        batch: list[ReadRequest] = []
-        held = 0
-        for leaf, region in needed:
-            read = ReadRequest(leaf, region)
-            around = around_chunks(leaf, region)
-            if around != region or held + read.nbytes > BATCH_BYTES:
-                yield from self._read(batch)
-                held = 0
-            if around != region:
-                yield self._chunks(leaf, around)[slices_in(region, around)]
-            else:
-                batch.append(read)
-                held += read.nbytes
-        yield from self._read(batch)
-
-    def _chunks(self, leaf: LeafRecord, region: Region) -> np.ndarray[Any, Any]:
-        """Returns whole chunks, held or read now in place of those before."""
-        held = self._held
-        if held.key != (leaf.path, region):
-            held.keep(None)
-            (array,) = self._read([ReadRequest(leaf, region)])
-            held.keep((leaf.path, region), array)
-        assert held.array is not None
-        return held.array
-
-    def _read(self, batch: list[ReadRequest]) -> Iterator[np.ndarray[Any, Any]]:
-        """Reads a batch, and empties it."""
-        if batch:
-            self._reader.fill(batch, lambda nbytes: np.empty(nbytes, np.uint8))
-        while batch:
-            array = batch.pop(0).array
-            assert array is not None
-            yield array
 
 
 def read_by_other_paths(

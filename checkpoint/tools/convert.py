@@ -38,11 +38,9 @@ from ..format.step_folders import named_step, step_of
 from ..format.tree import describe, flatten, plain_name, rebuild
 from ..format.values import encode_value
 from ..layouts.base import (
-    BATCH_BYTES,
     CheckpointInfo,
     CheckpointReader,
     arrays_of,
-    fresh,
     leaves_below,
     read_leaves,
 )
@@ -62,13 +60,13 @@ from ..layouts.safetensors import (
     split_shards,
 )
 from ..options import Options
-from ..restoring.devices import Region, slices_in
+from ..restoring.devices import Region
 from ..restoring.per_process import PerProcessSelection, leaves_of_process, read_process
 from ..restoring.reader import ArrayReader, ReadRequest
 from ..restoring.renamed import renamed
 from ..restoring.surgery import operate
 from ..restoring.surgery_rules import Rules
-from ..restoring.view_reader import ViewReader
+from ..restoring.view_reader import BATCH_BYTES, ViewReader, Wanted, fresh, read_in_order
 from ..saving.commit import SaveWork, run_protocol
 from ..saving.item_files import ItemTarget, write_files, write_json
 from ..saving.pack_writer import ChunkSums, pack_parts, plan_pack
@@ -88,7 +86,6 @@ if TYPE_CHECKING:  # imports tensorstore
     from ..layouts.orbax.write import OrbaxWriter
 
 _log = logging.getLogger("holdfast.checkpoint")
-AHEAD_BYTES = 16 << 20  # of small chunks, read together
 MAX_SHARDS = 4096  # of a leaf: one that is cut finer is read as if it were whole
 # Packs written side by side: each holds two chunks in memory, or for an object store itself twice.
 PACKS_AT_ONCE = 2
@@ -766,8 +763,8 @@ def write_item(
     def write(pack: int) -> FileReport:
         planned = plan_pack(whole, pack)
         sums = ChunkSums()
-        regions = [_chunk_region(plan, chunk, leaves[chunk.leaf]) for chunk in plan.own[pack]]
-        chunks = _ChunkStream(reader, regions).chunks()
+        wanted = [_chunk_region(plan, chunk, leaves[chunk.leaf]) for chunk in plan.own[pack]]
+        chunks = [_LazyChunk(read_in_order(reader, wanted))] * len(wanted)
         parts = count_parts(pack_parts(planned, chunks, sums), progress)
         name = pack_name(0, pack, target.save_id)
         target.write(name, planned.size, parts)
@@ -840,30 +837,19 @@ def _placement(shards: tuple[int, ...]) -> ShardPlacement | None:
     return ShardPlacement(shards, holders, np.arange(count, dtype=np.int64)[:, None])
 
 
-class _ChunkRegion(NamedTuple):
-    """A chunk as a region of a stored leaf, and the region that has to be read for it."""
-
-    leaf: LeafRecord
-    region: Region
-    read_region: Region
-
-    @property
-    def is_cut(self) -> bool:
-        return self.read_region != self.region
-
-
-def _chunk_region(plan: Plan, chunk: Chunk, leaf: LeafRecord) -> _ChunkRegion:
+def _chunk_region(plan: Plan, chunk: Chunk, leaf: LeafRecord) -> Wanted:
+    """Returns a chunk as a region of a stored leaf, and the region that has to be read for it."""
     grid = leaf.grid
     assert grid is not None
     whole = _shard_region(plan.leaves[chunk.leaf].placement, chunk.slot, leaf.shape)
     if chunk.inside is None:
-        return _ChunkRegion(leaf, whole, whole)
+        return Wanted(leaf, whole, whole)
     region = tuple(
         (start + cut.start, start + cut.stop)
         for (start, _), cut in zip(whole, chunk.inside, strict=True)
     )
     reads_little_more = math.prod(grid.chunk_shape) * leaf.numpy_dtype.itemsize <= CHUNK_BYTES
-    return _ChunkRegion(leaf, region, region if reads_little_more else _around(region, whole, grid))
+    return Wanted(leaf, region, region if reads_little_more else _around(region, whole, grid))
 
 
 def _around(region: Region, whole: Region, grid: Grid) -> Region:
@@ -889,59 +875,11 @@ def _shard_region(placement: ShardPlacement | None, slot: int, shape: Sequence[i
     )
 
 
-class _ChunkStream:
-    """Reads what one pack needs, in the pack's order.
-
-    Small chunks are read several at once, and what can be read only whole is read once.
-    """
-
-    def __init__(self, reader: ArrayReader, regions: Sequence[_ChunkRegion]) -> None:
-        self._reader = reader
-        self._regions = regions
-        self._ready: dict[int, Any] = {}
-        self._held: tuple[Any, Any] = (None, None)
-
-    def chunks(self) -> list[_LazyChunk]:
-        """Returns the chunks in order, each to be read when its turn comes."""
-        return [_LazyChunk(self, index) for index in range(len(self._regions))]
-
-    def take(self, index: int) -> Any:
-        """Returns a chunk's array, once."""
-        if index not in self._ready:
-            region = self._regions[index]
-            if region.is_cut:
-                return self._cut(region)
-            self._read_ahead(index)
-        return self._ready.pop(index)
-
-    def _read_ahead(self, index: int) -> None:
-        reads: list[ReadRequest] = []
-        size = 0
-        for region in self._regions[index:]:
-            read = ReadRequest(region.leaf, region.region)
-            size += read.nbytes
-            if reads and (region.is_cut or size > AHEAD_BYTES):
-                break
-            reads.append(read)
-        self._reader.fill(reads, fresh)
-        self._ready.update((index + offset, read.array) for offset, read in enumerate(reads))
-
-    def _cut(self, region: _ChunkRegion) -> Any:
-        key = (id(region.leaf), region.read_region)
-        if self._held[0] != key:
-            self._held = (None, None)  # the memory of one at a time
-            read = ReadRequest(region.leaf, region.read_region)
-            self._reader.fill([read], fresh)
-            self._held = (key, read.array)
-        return self._held[1][slices_in(region.region, region.read_region)]
-
-
 class _LazyChunk(NamedTuple):
-    """A chunk that is read when its turn comes."""
+    """A chunk that is read when its turn comes, in the pack's order."""
 
-    stream: _ChunkStream
-    at: int
+    arrays: Iterator[np.ndarray[Any, Any]]
 
-    def get(self) -> Any:
-        """Returns the chunk's array."""
-        return self.stream.take(self.at)
+    def get(self) -> np.ndarray[Any, Any]:
+        """Returns the chunk's array, once."""
+        return next(self.arrays)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint.format.record import ItemRecord, LeafRecord
-from holdfast.checkpoint.layouts.base import fresh
 from holdfast.checkpoint.restoring.per_process import (
     PerProcessSelection,
     leaves_of_process,
     read_process,
 )
 from holdfast.checkpoint.restoring.reader import ReadRequest
+from holdfast.checkpoint.restoring.view_reader import fresh
 from tests.support.array_readers import MemoryReader, record_of
 
 ROWS = np.arange(12, dtype=np.int32).reshape(3, 2, 2)

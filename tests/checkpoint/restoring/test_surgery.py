@@ -35,10 +35,10 @@ from holdfast.checkpoint import (
     structure,
 )
 from holdfast.checkpoint.format.tree import plain_name
+from holdfast.checkpoint.restoring import view_reader
 from holdfast.checkpoint.restoring.reader import ReadRequest
 from holdfast.checkpoint.restoring.surgery import operate
 from holdfast.checkpoint.restoring.surgery_rules import Rules
-from holdfast.checkpoint.restoring.view_reader import ViewReader
 from tests.support.array_readers import MemoryReader, item_of
 
 RULES = 20  # in one drawn operation
@@ -302,13 +302,13 @@ def test_a_chunk_is_read_once_for_all_its_layers(
     }
     save(tmp_path / "a", stacks, layout=layout)
     filled: list[int] = []
-    inner = ViewReader._read
+    inner = view_reader._filled
 
-    def count(self: ViewReader, batch: list[ReadRequest]) -> Any:
+    def count(reader: Any, batch: list[ReadRequest], allocate: Any) -> Any:
         filled.extend(read.nbytes for read in batch)
-        return inner(self, batch)
+        return inner(reader, batch, allocate)
 
-    monkeypatch.setattr(ViewReader, "_read", count)
+    monkeypatch.setattr(view_reader, "_filled", count)
     rules: Rules = {"([qkv])": Unstack(r"layers.{index}.\1", axis=1)}
     convert(tmp_path / "a", tmp_path / "hf", "safetensors", rules=rules)
     assert filled == [stacks["q"].nbytes] * 3

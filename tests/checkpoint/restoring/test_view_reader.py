@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+import pytest
 
 from holdfast.checkpoint import Stack
-from holdfast.checkpoint.layouts.base import fresh
 from holdfast.checkpoint.restoring.array_views import SavedArray
+from holdfast.checkpoint.restoring.devices import Region
 from holdfast.checkpoint.restoring.reader import ReadRequest
 from holdfast.checkpoint.restoring.surgery import operate
-from holdfast.checkpoint.restoring.view_reader import BATCH_BYTES, ViewReader
+from holdfast.checkpoint.restoring.view_reader import (
+    BATCH_BYTES,
+    HeldChunks,
+    ViewReader,
+    Wanted,
+    fresh,
+    read_in_order,
+)
 from tests.support.array_readers import MemoryReader, item_of, record_of
 
 
@@ -66,3 +74,49 @@ def test_what_is_stored_as_it_is_asked_for_is_read_straight() -> None:
         [6, 7],
         [[0, 1, 2]],
     ]
+
+
+ARRAYS = {"a": np.arange(12).reshape(3, 4), "b": np.arange(6)}
+LEAVES = {path: record_of(path, array) for path, array in ARRAYS.items()}
+WHOLE: Region = ((0, 3), (0, 4))
+
+
+def column(place: int) -> Wanted:
+    """Returns a column of `a`, which is read whole for it."""
+    return Wanted(LEAVES["a"], ((0, 3), (place, place + 1)), WHOLE)
+
+
+def straight(path: str, *region: tuple[int, int]) -> Wanted:
+    """Returns a region that is read by itself."""
+    return Wanted(LEAVES[path], region, region)
+
+
+def test_what_is_read_whole_is_read_once_for_all_that_lies_in_it() -> None:
+    """Also for those that come after others, and in the next call; all comes in its order."""
+    reader = MemoryReader(ARRAYS)
+    held = HeldChunks()
+    wanted = [
+        straight("b", (0, 2)),
+        straight("b", (4, 6)),
+        column(0),
+        straight("b", (2, 3)),
+        column(3),
+    ]
+    found = [array.tolist() for array in read_in_order(reader, wanted, held=held)]
+    assert found == [[0, 1], [4, 5], [[0], [4], [8]], [2], [[3], [7], [11]]]
+    assert [len(batch) for batch in reader.batches] == [2, 1, 1]
+    assert next(read_in_order(reader, [column(1)], held=held)).tolist() == [[1], [5], [9]]
+    assert len(reader.batches) == 3
+
+
+def test_what_could_not_be_read_is_not_held() -> None:
+    """After an error the chunks that were held before, and those that failed, are read anew."""
+    reader = MemoryReader(ARRAYS)
+    held = HeldChunks()
+    next(read_in_order(reader, [column(1)], held=held))
+    array = reader.arrays.pop("b")
+    with pytest.raises(KeyError):
+        next(read_in_order(reader, [Wanted(LEAVES["b"], ((0, 1),), ((0, 6),))], held=held))
+    reader.arrays["b"] = array
+    found = read_in_order(reader, [Wanted(LEAVES["b"], ((1, 2),), ((0, 6),)), column(1)], held=held)
+    assert [each.tolist() for each in found] == [[1], [[1], [5], [9]]]
