@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.coordination import Fenced
+from holdfast.multihost.group.runtime import launched_spec
 
 from ..storage.steady_time import steady_time_s
 
@@ -71,6 +72,12 @@ def this_writer(job: str = "", attempt: int = 0, process: int = -1) -> Writer:
         renewed_s=steady_time_s(),
         process=process,
     )
+
+
+def launched_writer() -> Writer:
+    """Returns a new writer for this process, with its place in the job that it was launched in."""
+    spec = launched_spec()
+    return this_writer(spec.job_id, spec.attempt, spec.process_id) if spec else this_writer()
 
 
 def may_fence(other: Writer, me: Writer, *, dead: bool) -> str:

@@ -15,7 +15,6 @@ from typing import Any, Self, TypeAlias
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
-from holdfast.multihost.group.runtime import launched_spec
 
 from ..agreement.exchange import ask_primary
 from ..agreement.host_sharing import find_sharers, launched_sharers
@@ -35,7 +34,7 @@ from ..memory.budget import ALONE, MemoryBudget, Sharers
 from ..options import Options
 from ..storage.base import NameTaken, Storage
 from ..storage.retries import until
-from .claims import FOLDER, FULL_ERRORS, Claims, Writer, this_writer
+from .claims import FOLDER, FULL_ERRORS, Claims, Writer, launched_writer
 from .garbage import fence_others, sweep_files, sweep_step
 from .left_behind import (
     Identify,
@@ -304,8 +303,7 @@ def _open(
     identify: Identify,
     needs_claim: bool,
 ) -> tuple[Writer, Listing]:
-    spec = launched_spec()
-    writer = this_writer(spec.job_id, spec.attempt, spec.process_id) if spec else this_writer()
+    writer = launched_writer()
     # Who names no format reads it once, when others see the claim.
     reads_later = options.step_format is None and not options.read_only
     names = PLAIN_NAMES if reads_later else _step_names(storage, options)

@@ -14,14 +14,14 @@ import socket
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from holdfast.multihost.group.runtime import launched_spec, unjoined_spec
+from holdfast.multihost.group.runtime import unjoined_spec
 
 from ..errors import CheckpointError
 from ..format.record import read_record
 from ..format.step_folders import has_record, list_steps
 from ..storage.base import Storage
 from ..storage.path import open_storage, split
-from .claims import FOLDER, Writer, this_writer
+from .claims import FOLDER, Writer
 from .file_lock import locks_are_local, read_mountinfo
 from .opening import OpenRoot
 
@@ -92,12 +92,6 @@ def refuse_writers(where: str, me: Writer, others: Iterable[tuple[Writer, bool]]
                 path=where,
                 process=me.process,
             )
-
-
-def launched_writer() -> Writer:
-    """Returns a new writer for this process, with its place in the job that it was launched in."""
-    spec = launched_spec()
-    return this_writer(spec.job_id, spec.attempt, spec.process_id) if spec else this_writer()
 
 
 def warn_of_new_root(storage: Storage) -> None:

@@ -42,7 +42,7 @@ from ...errors import (
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
 from ...saving.snapshot import blamed
-from ...steps.claims import CLAIM_LIMIT_BYTES, Writer, parse_writer
+from ...steps.claims import CLAIM_LIMIT_BYTES, Writer, launched_writer, parse_writer
 from ...steps.file_lock import (
     LOCK_NAME,
     FileLock,
@@ -51,7 +51,7 @@ from ...steps.file_lock import (
     locks_are_local,
     read_mountinfo,
 )
-from ...steps.refusals import launched_writer, refuse_writers
+from ...steps.refusals import refuse_writers
 from ...storage.local import open_to_read, sync_folder
 from ...storage.path import StorePath, join
 from . import metadata as orbax
