@@ -1,0 +1,1 @@
+"""The track record: defects of promises that were mended, each with the test that finds it."""
