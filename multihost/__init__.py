@@ -30,6 +30,7 @@ from .group.ids import (
     runtime_to_distributed_process_id,
     unique_processes_from_devices,
 )
+from .group.peers import Health, HealthListener, ProcessHealth
 from .group.replica_broadcast import (
     broadcast_one_replica_to_all,
     get_available_memory,
@@ -57,14 +58,7 @@ from .group.slices import (
     slice_count,
 )
 from .job import AttemptOver
-from .liveness.health import (
-    Health,
-    HealthListener,
-    ProcessHealth,
-    health,
-    live_devices,
-    live_processes,
-)
+from .liveness.health import health, live_devices, live_processes
 from .liveness.watchdog import HANG_EXIT_CODE, Watchdog, watchdog
 from .pathways import (
     is_native_pathways_backend,

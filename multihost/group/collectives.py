@@ -146,7 +146,7 @@ def bounded(what: str, compute: Callable[[], T], deadline: Deadline) -> T:
     changed = threading.Event()
     future.add_done_callback(lambda done: changed.set())
     group_client = current_group_client() if is_jax_distributed_client_initialized() else None
-    with nullcontext() if group_client is None else group_client.on_change(changed.set):
+    with nullcontext() if group_client is None else group_client.peers.on_change(changed.set):
         while not future.done():
             _raise_if_anybody_is_lost(group_client, what)
             if not changed.wait(deadline.remaining_s()):

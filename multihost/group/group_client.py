@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from holdfast.coordination import BarrierTimeout, CoordinationError, Coordinator
 from holdfast.coordination.deadline import Deadline as Deadline
 
 from ..job import current_job
+from .peers import LEFT, Health, lost
 
 # How long an error of a lost process waits for what the coordinator pushes about it.
 _PUSHED_S = 1.0
@@ -120,14 +121,11 @@ class GroupClient:
 
     def __init__(self, client: Client, tasks: Sequence[int] | None = None) -> None:
         self.client = client
+        self._peers: Health | None = None
         self.renumber(tasks)
-        self._refuse: Callable[[Iterable[int] | None, str], None] = lambda processes, name: None
         self._lock = threading.Lock()
         self._queues: dict[str, _CallQueue] = {}
         self._barriers: dict[str, _CallQueue] = {}
-        self._pushed: Sequence[Any] | None = None  # the processes, once somebody has asked for them
-        self._changed = threading.Condition()  # guards _pushed and _listeners
-        self._listeners: list[Callable[[], None]] = []
 
     @property
     def loss_known_s(self) -> float:
@@ -139,10 +137,21 @@ class GroupClient:
         """Takes the task ids of the processes, once they are known."""
         self.tasks = tasks
         self._processes = {task: process for process, task in enumerate(tasks or ())}
+        if self._peers is not None:
+            self._peers.renumber()
 
-    def refuse_by(self, refuse: Callable[[Iterable[int] | None, str], None]) -> None:
-        """Has `refuse(processes, name)` raise ProcessLost for lives that ended (None: any)."""
-        self._refuse = refuse
+    @property
+    def peers(self) -> Health:
+        """The processes of the job, which are watched once somebody has asked for them."""
+        with self._lock:
+            if self._peers is None:
+                self._peers = Health(self)
+            return self._peers
+
+    def _refuse(self, processes: Iterable[int] | None, name: str) -> None:
+        """Raises ProcessLost for lives that ended (None: any)."""
+        if self._peers is not None:
+            self._peers.require(processes, name)
 
     @contextmanager
     def call(self, kind: str, name: str, deadline: Deadline) -> Iterator[CallInstance]:
@@ -312,60 +321,9 @@ class GroupClient:
         """Returns whether the client hears of other processes: ours does, jaxlib's own does not."""
         return hasattr(self.client, "watch_processes")
 
-    def infos(self) -> Sequence[Any]:
-        """Returns the processes as last pushed by the coordinator, none over jaxlib's own client.
-
-        Asks nobody.
-        """
-        with self._changed:
-            first = self._pushed is None
-            self._pushed = self._pushed or ()
-        if first and self.pushes:
-            client: Any = self.client
-            client.watch_processes(self._take)  # which calls it at once
-        with self._changed:
-            return self._pushed or ()
-
-    def _take(self, infos: Sequence[Any]) -> None:
-        with self._changed:
-            self._pushed = infos
-        self.note_change()
-
-    def note_change(self) -> None:
-        """Wakes whoever waits for a change of the processes."""
-        with self._changed:
-            self._changed.notify_all()
-            listeners = list(self._listeners)
-        for listener in listeners:
-            listener()
-
-    @contextmanager
-    def on_change(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Has `listener` called at each change of the processes while the block runs.
-
-        It is called on a thread of the client.
-        """
-        with self._changed:
-            self._listeners.append(listener)
-        self.infos()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._listeners.remove(listener)
-
     def lost_tasks(self) -> Sequence[int]:
-        """Returns the task ids of processes that are known to be gone.
-
-        Those in error come first: the others may have left because of them.
-        """
-        infos = self.infos()
-        return [
-            info.process_id
-            for state in ("ERROR", "DISCONNECTED")
-            for info in infos
-            if info.state == state
-        ]
+        """Returns the task ids of processes that are known to be gone."""
+        return [self.task(info.process_id) for info in self.peers.gone()]
 
     def lost_tasks_now(self) -> Sequence[int]:
         """Returns the task ids of processes that are gone. Asks the coordinator where some are.
@@ -385,11 +343,10 @@ class GroupClient:
         Over jaxlib's own client none ever is.
         """
         self._refuse(processes, name)
-        tasks = {self.task(process) for process in processes}
-        for task in self.lost_tasks():
-            if task in tasks:
-                info = next(info for info in self.infos() if info.process_id == task)
-                raise lost(name, self.process(task), info.host, info.message or info.state.lower())
+        members = set(processes)
+        for info in self.peers.gone():
+            if info.process_id in members:
+                raise lost(name, info)
 
     @contextmanager
     def errors(self, what: str, name: str = "", timeout_s: float = 0.0) -> Iterator[None]:
@@ -416,7 +373,7 @@ class GroupClient:
     def _explained(self, error: BarrierTimeout | ProcessLost) -> BarrierTimeout | ProcessLost:
         """Adds what our client knows: the last reports of the missing, why a lost one died."""
         if isinstance(error, ProcessLost):
-            details = [] if error.process is None else self._deaths(self.task(error.process))
+            details = [] if error.process is None else self._deaths(error.process)
         else:
             details = [
                 f"process {process} last reported {report}"
@@ -426,23 +383,18 @@ class GroupClient:
         error.args = ("; ".join([error.message, *news]),)
         return error
 
-    def _deaths(self, task: int) -> Sequence[str]:
-        """Returns what the coordinator pushes about the end of a task.
+    def _deaths(self, process: int) -> Sequence[str]:
+        """Returns what the coordinator pushes about the end of a process.
 
         Waits for it a moment: the error may be the faster one.
         """
 
         def ended() -> Sequence[str]:
-            return [
-                info.message
-                for info in self._pushed or ()
-                if info.process_id == task and info.state in ("ERROR", "DISCONNECTED")
-            ]
+            return [info.error for info in self.peers.gone() if info.process_id == process]
 
-        self.infos()
-        with self._changed:
-            self._changed.wait_for(lambda: not self.pushes or ended(), _PUSHED_S)
-            return [message for message in ended() if message]
+        if self.pushes:
+            self.peers.wait_for(ended, _PUSHED_S)
+        return [error for error in ended() if error != LEFT]
 
     def _translated(
         self, error: Exception, what: str, name: str, timeout_s: float
@@ -469,15 +421,6 @@ class GroupClient:
             )
         first, _, _ = text.partition("\n")
         return CoordinationError(f"{what}: {first}", code=code)
-
-
-def lost(name: str, process: int, host: str, why: str) -> ProcessLost:
-    """Returns the error of a call that needs a process which is gone."""
-    return ProcessLost(
-        f"{name!r} needs process {process} (host {host or 'unknown'}), which is gone: {why}",
-        process=process,
-        host=host or None,
-    )
 
 
 def _missing_tasks(text: str) -> list[int]:

@@ -9,246 +9,33 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import jax
 
-from holdfast.coordination import BarrierTimeout, CoordinationError, ProcessLost
+from holdfast.coordination import BarrierTimeout, CoordinationError
 
 from ..group.barriers import coordination_timeout
 from ..group.collectives import on_thread
-from ..group.group_client import Deadline, GroupClient, bounded_name, lost
+from ..group.group_client import Deadline, GroupClient, bounded_name
+from ..group.peers import Health, ProcessHealth, lost
 from ..group.runtime import current_group_client
-from ..job import current_job
 
 _log = logging.getLogger(__name__)
-
-_LEFT = "it has left the job"
-
-
-@dataclass(frozen=True)
-class ProcessHealth:
-    """One process by its runtime index: how it is, and in which of its lives.
-
-    `state` is "UNINITIALIZED", "CONNECTED", "DISCONNECTED" or "ERROR", `error` says what happened,
-    and `incarnation` differs for each life of a process.
-    """
-
-    process_id: int
-    state: str
-    incarnation: int
-    error: str = ""
-    host: str = ""
-
-
-class HealthListener(Protocol):
-    """Gets the list of processes, in the sense of PJRT's UpdateGlobalProcessInfo."""
-
-    def update_global_process_info(self, infos: Sequence[ProcessHealth]) -> None:
-        """Takes the complete list, in order of process numbers, at every change.
-
-        A list is never older than the one before. Must not block for long.
-        """
-
-
-def failed_incarnations(
-    old: Sequence[ProcessHealth], new: Sequence[ProcessHealth]
-) -> dict[int, ProcessHealth]:
-    """Returns the lives that ended between two complete lists, by process.
-
-    They were connected, and now are not, or with another incarnation.
-    """
-    alive = {(info.process_id, info.incarnation) for info in new if info.state == "CONNECTED"}
-    return {
-        before.process_id: before
-        for before in old
-        if before.state == "CONNECTED" and (before.process_id, before.incarnation) not in alive
-    }
-
-
-class Health:
-    """The list of processes, as the coordinator pushes it. Thread-safe.
-
-    It refuses work with those that have failed. A process whose life ended stays refused, though it
-    may be back with another incarnation, until this process has seen the new one in the answer of
-    `live_processes()`: work planned with the old life cannot meet the new one.
-    """
-
-    def __init__(self, group_client: GroupClient) -> None:
-        self.group_client = group_client
-        self._lock = threading.RLock()
-        self._infos: list[ProcessHealth] = []
-        self._numbering = group_client.tasks
-        self._translations: dict[int, tuple[Any, ProcessHealth]] = {}  # by task, from what
-        self._failed: dict[int, ProcessHealth] = {}
-        self._admitted: dict[int, int] = {}  # process: the incarnation last admitted
-        self._listeners: list[HealthListener] = []
-        self._version = 0
-        group_client.refuse_by(self.require)
-        watch = getattr(group_client.client, "watch_processes", None)
-        self._stop: Callable[[], None] | None = watch(self._update) if watch else None
-
-    def processes(self) -> list[ProcessHealth]:
-        """Returns the complete list as last pushed; empty over jaxlib's own client."""
-        with self._lock:
-            return list(self._infos)
-
-    def failed(self) -> dict[int, ProcessHealth]:
-        """Returns the processes with which work is refused: the ended life of each, and why."""
-        with self._lock:
-            return dict(self._failed)
-
-    def add_listener(self, listener: HealthListener) -> Callable[[], None]:
-        """Gives `listener` the list now and at every change; returns a function that ends it.
-
-        One list at a time, in order.
-        """
-        with self._lock:
-            self._listeners.append(listener)
-            if self._infos:
-                listener.update_global_process_info(list(self._infos))
-
-        def remove() -> None:
-            with self._lock, suppress(ValueError):
-                self._listeners.remove(listener)
-
-        return remove
-
-    def require(self, processes: Iterable[int] | None, name: str) -> None:
-        """Raises ProcessLost when the life of one of `processes` (None: any) has ended.
-
-        Asks nobody.
-        """
-        with self._lock:
-            for process in list(self._failed) if processes is None else processes:
-                if process in self._failed:
-                    raise _lost(self._failed[process], name)
-
-    def admit(self, incarnations: Mapping[int, int]) -> None:
-        """Permits work with these lives from here on."""
-        with self._lock:
-            self._admitted.update(incarnations)
-            for process, incarnation in incarnations.items():
-                ended = self._failed.get(process)
-                if ended is not None and ended.incarnation != incarnation:
-                    del self._failed[process]
-
-    def statistics(self) -> dict[str, Any]:
-        """Returns how many lists came, how many listen, and which processes are refused."""
-        with self._lock:
-            return {
-                "version": self._version,
-                "listeners": len(self._listeners),
-                "failed": sorted(self._failed),
-            }
-
-    def close(self) -> None:
-        """Stops listening."""
-        if self._stop is not None:
-            self._stop()
-
-    def _update(self, task_infos: Sequence[Any]) -> None:
-        with self._lock:
-            infos = self._translate(task_infos)
-            self._note_ended(infos)
-            self._infos = infos
-            self._version += 1
-            for listener in list(self._listeners):
-                try:
-                    listener.update_global_process_info(infos)
-                except Exception:
-                    _log.exception("a listener to the health of processes failed")
-        # Once more, after the client's own call: a life that ended shows here, and not in a list in
-        # which the process is back.
-        self.group_client.note_change()
-
-    def _note_ended(self, infos: Sequence[ProcessHealth]) -> None:
-        # What has not changed is the same object: of thousands of processes, a few have.
-        kept = set(map(id, infos)).intersection(map(id, self._infos))
-        before = [info for info in self._infos if id(info) not in kept]
-        changed = [info for info in infos if id(info) not in kept]
-        now = {info.process_id: info for info in changed}
-        for process, ended in failed_incarnations(before, changed).items():
-            found = now.get(process)
-            if found is not None and self._is_old_news(ended, found):
-                continue
-            why = _LEFT if found is None else found.error or "it was started again"
-            host = ended.host or "unknown"
-            self._failed[process] = replace(ended, state="ERROR", error=why)
-            if why == _LEFT:
-                _log.info("process %d (host %s) has left the job", process, host)
-            else:
-                _log.warning("process %d (host %s) is lost: %s", process, host, why)
-
-    def _is_old_news(self, ended: ProcessHealth, found: ProcessHealth) -> bool:
-        """Returns whether a life ended before one that is admitted, and lives.
-
-        The answer of `live_processes()` may overtake the list in which the former life ends.
-        """
-        admitted = self._admitted.get(ended.process_id, ended.incarnation)
-        if ended.incarnation == admitted:
-            return False
-        lives = found.state == "CONNECTED" and found.incarnation == admitted
-        return lives or found.incarnation == ended.incarnation
-
-    def _translate(self, task_infos: Sequence[Any]) -> list[ProcessHealth]:
-        """Returns the complete list by runtime indices; an entry that has not changed stays."""
-        known = self._translations
-        self._translations = {}
-        if self._numbering is not self.group_client.tasks:
-            self._numbering = self.group_client.tasks
-            known = {}
-        for info in task_infos:
-            before = known.get(info.process_id)
-            same = before is not None and before[0] is info
-            self._translations[info.process_id] = (
-                before if before is not None and same else (info, self._translated(info))
-            )
-        infos = [health for _, health in self._translations.values()]
-        return sorted(infos, key=lambda info: info.process_id)
-
-    def _translated(self, info: Any) -> ProcessHealth:
-        error = info.message or ("" if info.code == "OK" else info.code)
-        if info.state == "DISCONNECTED" and not error:
-            error = _LEFT
-        return ProcessHealth(
-            self.group_client.process(info.process_id),
-            info.state,
-            info.incarnation,
-            error,
-            info.host,
-        )
-
-
-def _lost(ended: ProcessHealth, name: str) -> ProcessLost:
-    return lost(name, ended.process_id, ended.host, ended.error)
 
 
 def health() -> Health:
     """Returns the health of this job's processes; over jaxlib's own client it knows nothing."""
-    group_client = current_group_client()
-    job = current_job()
-    with job.lock:
-        current = job.get(Health)
-        if current is None or current.group_client is not group_client:
-            if current is not None:
-                current.close()
-            current = Health(group_client)
-            job.put(current)
-        return current
+    return current_group_client().peers.keep_lives()
 
 
 def lost_tasks(group_client: GroupClient) -> list[int]:
     """Returns the task ids of a client's processes whose lives are known to have ended."""
-    current = current_job().get(Health)
-    if current is None or current.group_client is not group_client:
-        return []
-    return [group_client.task(process) for process in current.failed()]
+    return [group_client.task(process) for process in group_client.peers.failed()]
 
 
 def live_processes(
@@ -411,7 +198,7 @@ def _end_alike(block: _Block, failure: Exception | None, timeout_s: float | None
         unheard = ProcessHealth(
             ended[0], "ERROR", block.began[ended[0]], "it died during the block"
         )
-        raise _lost(health().failed().get(ended[0], unheard), "live_devices") from failure
+        raise lost("live_devices", health().failed().get(ended[0], unheard)) from failure
     if failures and failure is None:
         first = min(failures)
         raise CoordinationError(

@@ -48,7 +48,7 @@ def ended_by_loss(
     thread.start()
     failure: Exception | None = None
     try:
-        with group_client.on_change(check):
+        with group_client.peers.on_change(check):
             check()
             yield
     except Exception as error:

@@ -249,7 +249,7 @@ def test_waits_ask_nobody(clients: Clients) -> None:
     and no other.
     """
     group_client = GroupClient(clients[0])
-    group_client.infos()
+    group_client.peers.processes()
     before = int(clients[0].statistics()["calls"])
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(group_client.get, "late", "value", Deadline(60.0), 2)
@@ -286,7 +286,7 @@ def test_a_death_is_pushed_to_who_waits(clients: Clients) -> None:
     """
     group_client = GroupClient(clients[0], [1, 2, 0])
     changed = threading.Event()
-    with group_client.on_change(changed.set):
+    with group_client.peers.on_change(changed.set):
         changed.clear()
         clients[2].report_error("bad batch")
         while not group_client.lost_tasks():

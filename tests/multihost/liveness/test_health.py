@@ -12,7 +12,7 @@ from holdfast.coordination.client.processes import ProcessInfo as TaskInfo
 from holdfast.coordination.client.processes import ProcessWatch
 from holdfast.multihost import Health, ProcessHealth
 from holdfast.multihost.group.group_client import GroupClient
-from holdfast.multihost.liveness.health import failed_incarnations
+from holdfast.multihost.group.peers import failed_incarnations
 from holdfast.proto import coordination_pb2, session_pb2
 
 
@@ -36,6 +36,11 @@ def _on_the_wire(process: TaskInfo) -> session_pb2.Task:
         error_message=process.message,
     )
     return session_pb2.Task(info=info, host=process.host, pid=process.pid)
+
+
+def kept(group_client: GroupClient) -> Health:
+    """Returns the health of a client's processes, which refuses ended lives."""
+    return group_client.peers.keep_lives()
 
 
 class Listener:
@@ -69,7 +74,7 @@ def test_a_failed_process_is_refused_until_admitted() -> None:
     it is back; `admit` ends that.
     """
     client = PushedClient()
-    health = Health(GroupClient(client, tasks=[1, 0]))  # type: ignore[arg-type]
+    health = kept(GroupClient(client, tasks=[1, 0]))  # type: ignore[arg-type]
     client.push(TaskInfo(0, "CONNECTED", 7, host="a"), TaskInfo(1, "CONNECTED", 8, host="b"))
     health.require([0, 1], "save")
     client.push(
@@ -98,7 +103,7 @@ def test_an_admitted_life_stays_admitted(lists: str) -> None:
     one. When that one ends in its turn, work with it is refused.
     """
     client = PushedClient()
-    health = Health(GroupClient(client))  # type: ignore[arg-type]
+    health = kept(GroupClient(client))  # type: ignore[arg-type]
     client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 8))
     health.admit({0: 7, 1: 9})
     if lists == "both ends":
@@ -114,7 +119,7 @@ def test_an_admitted_life_stays_admitted(lists: str) -> None:
 def test_a_life_after_an_admitted_one_is_refused() -> None:
     """Where the list that shows it shows the ends of both lives before it."""
     client = PushedClient()
-    health = Health(GroupClient(client))  # type: ignore[arg-type]
+    health = kept(GroupClient(client))  # type: ignore[arg-type]
     client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 8))
     health.admit({0: 7, 1: 9})
     client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 10))
@@ -129,7 +134,7 @@ def test_listeners_get_complete_lists_in_order() -> None:
     client = PushedClient()
     first = Listener()
     second = Listener()
-    health = Health(GroupClient(client, tasks=[1, 0]))  # type: ignore[arg-type]
+    health = kept(GroupClient(client, tasks=[1, 0]))  # type: ignore[arg-type]
     client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "UNINITIALIZED", 0))
     remove = health.add_listener(first)
     health.add_listener(second)
@@ -154,8 +159,8 @@ def test_who_waits_finds_the_change() -> None:
     client = PushedClient()
     group_client = GroupClient(client)  # type: ignore[arg-type]
     seen: list[list[int]] = []
-    with group_client.on_change(lambda: seen.append(sorted(health.failed()))):
-        health = Health(group_client)
+    with group_client.peers.on_change(lambda: seen.append(sorted(health.failed()))):
+        health = kept(group_client)
         client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 8))
         client.push(TaskInfo(0, "CONNECTED", 7), TaskInfo(1, "CONNECTED", 9))
     assert seen[-1] == [1] and list(group_client.lost_tasks()) == []
@@ -165,7 +170,7 @@ def test_who_waits_finds_the_change() -> None:
 
 def test_a_health_without_a_telling_client_knows_nothing() -> None:
     """Over jaxlib's own client the list is empty and nothing is refused."""
-    health = Health(GroupClient(threading))  # type: ignore[arg-type]  # any object without watch_processes
+    health = kept(GroupClient(threading))  # type: ignore[arg-type]  # any object without watch_processes
     assert health.processes() == [] and health.failed() == {}
     health.require([0, 1], "anything")
     health.close()
@@ -181,7 +186,7 @@ class Numbers(list[int]):
 def test_a_change_is_the_work_of_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,000 processes one is lost: its entry alone is made anew, and no number is searched."""
     client = PushedClient()
-    health = Health(GroupClient(client, tasks=Numbers(reversed(range(1_000)))))  # type: ignore[arg-type]
+    health = kept(GroupClient(client, tasks=Numbers(reversed(range(1_000)))))  # type: ignore[arg-type]
     client.push(*(TaskInfo(task, "CONNECTED", task + 1) for task in range(1_000)))
     before = health.processes()
     client.push(
