@@ -281,6 +281,19 @@ class Barriers:
         return self._open(finished, arrival)
 
     def _open(self, finished: Barrier | None, arrival: Arrival) -> Barrier | None:
+        barrier = self._next(finished, arrival)
+        if not self._task_table.lost.isdisjoint(barrier.participants):
+            barrier.enter(arrival)
+            barrier.waiting.enter(arrival.call)
+            self._fail_lost(barrier, arrival.call.came)
+            return None
+        self.open[arrival.name] = barrier
+        self.finished.pop(arrival.name, None)
+        self._timers.add(barrier.deadline, barrier)
+        return barrier
+
+    def _next(self, finished: Barrier | None, arrival: Arrival) -> Barrier:
+        """Returns the instance after a finished one, at which nobody has arrived."""
         first = 0 if finished is None else finished.counter + 1
         barrier = Barrier(
             arrival.name,
@@ -293,14 +306,6 @@ class Barriers:
             began=self._task_table.version,
         )
         self._follow(finished, barrier)
-        if not self._task_table.lost.isdisjoint(barrier.participants):
-            barrier.enter(arrival)
-            barrier.waiting.enter(arrival.call)
-            self._fail_lost(barrier, arrival.call.came)
-            return None
-        self.open[arrival.name] = barrier
-        self.finished.pop(arrival.name, None)
-        self._timers.add(barrier.deadline, barrier)
         return barrier
 
     def _may_open(self, finished: Barrier | None, arrival: Arrival) -> Status | None:
@@ -510,7 +515,10 @@ class Barriers:
         """Fails an instance for all its participants, including those that have yet to arrive."""
         barrier = self.open.get(name) or self.finished.get(name)
         if barrier is None or (barrier.outcome is not None and counter > barrier.counter):
-            barrier = self._next(barrier, name, counter, call.came)
+            members = 0 if barrier is None or barrier.outcome is None else barrier.outcome.members
+            highest = _MOST_LOST if barrier is None else barrier.counter + 1 + _MOST_LOST
+            named = Arrival(call, name, min(counter, highest), tasks_of(members))
+            barrier = self._next(barrier, named)
         if not self._was_cancelled(barrier, counter):
             refusal = self._no_cancel(barrier, call.task_id, counter)
             if refusal is not None:
@@ -520,25 +528,6 @@ class Barriers:
             sentence = f"barrier {_shown(name)} {who}; {_arrived(barrier)}"
             self._finish(barrier, Status(Code.CANCELLED, sentence, barrier=(name, barrier.counter)))
         call.succeed()
-
-    def _next(self, finished: Barrier | None, name: str, counter: int, now: float) -> Barrier:
-        """Returns an instance that nobody has arrived at, for a caller that cancels it."""
-        first = 0
-        participants = self._task_table.everyone
-        if finished is not None and finished.outcome is not None:
-            first = finished.counter + 1
-            participants = tasks_of(finished.outcome.members)
-        barrier = Barrier(
-            name,
-            participants,
-            first,
-            min(max(first, counter), first + _MOST_LOST),
-            owner=self,
-            opened=now,
-            began=self._task_table.version,
-        )
-        self._follow(finished, barrier)
-        return barrier
 
     def _was_cancelled(self, barrier: Barrier, counter: int) -> bool:
         """Returns whether a call asks for what is done: its answer was lost, and it came again."""
