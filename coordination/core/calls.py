@@ -167,19 +167,29 @@ class Line(dict[Any, Call]):
         if self.get(call.place) is call:
             del self[call.place]
             if not self:
-                self._due = math.inf
-                if self._emptied is not None:
-                    self._emptied()
+                self._note_empty()
+
+    def _note_empty(self) -> None:
+        self._due = math.inf
+        if self._emptied is not None:
+            self._emptied()
 
     def succeed(self, value: Any = None) -> None:
         """Answers all with one value."""
-        for call in list(self.values()):
+        for call in self._take_all():
             call.succeed(value)
 
     def fail(self, status: Status) -> None:
         """Answers all with one error."""
-        for call in list(self.values()):
+        for call in self._take_all():
             call.fail(status)
+
+    def _take_all(self) -> list[Call]:
+        calls = list(self.values())
+        self.clear()
+        if calls:
+            self._note_empty()
+        return calls
 
     def expire(self, now: float) -> None:
         """Fails those whose time is over."""

@@ -130,10 +130,32 @@ class SessionCall(Requested):
 
     __slots__ = ("owner", "reply_to")
 
-    def __init__(self, owner: Session, reply_to: int, *what: Any, **facts: Any) -> None:
-        super().__init__(*what, session=True, **facts)
+    def __init__(
+        self,
+        owner: Session,
+        request: session_pb2.Request,
+        machine: Machine,
+        rpc: Rpc,
+        now: float,
+    ) -> None:
+        timeout_ms = request.timeout_ms
+        # Past Requested's own, which takes any fields: this is done for each call.
+        Call.__init__(
+            self,
+            machine.answers,
+            owner.task_id,
+            now,
+            incarnation=owner.incarnation,
+            life=machine.task_table.life_of(owner.task_id, owner.incarnation),
+            session=True,
+            deadline=now + timeout_ms / 1000 if timeout_ms > 0 else math.inf,
+            depends_on=frozenset(request.needs) if request.needs else _NOBODY,
+            number=request.number,
+            participants=request.participants,
+        )
+        self.rpc = rpc
         self.owner = owner
-        self.reply_to = reply_to
+        self.reply_to = request.id
 
     def answer(self, machine: Machine) -> None:
         """Sends its answer as a frame."""
@@ -413,28 +435,15 @@ class SessionStreams:
     def _request(self, session: Session, request: session_pb2.Request, now: float) -> None:
         machine = self._machine
         method = request.method
-        timeout_ms = request.timeout_ms
-        call = SessionCall(
-            session,
-            request.id,
-            machine,
-            self._rpcs.get(method, _UNKNOWN),
-            task_id=session.task_id,
-            came=now,
-            incarnation=session.incarnation,
-            life=machine.task_table.life_of(session.task_id, session.incarnation),
-            deadline=now + timeout_ms / 1000 if timeout_ms > 0 else math.inf,
-            depends_on=frozenset(request.needs) if request.needs else _NOBODY,
-            number=request.number,
-            participants=request.participants,
-        )
+        rpc = self._rpcs.get(method, _UNKNOWN)
+        call = SessionCall(session, request, machine, rpc, now)
         too_many = session.count(machine.config.limits, now)
         # Before it runs: an answer that comes at once takes it out again.
         session.calls[request.id] = call
         if too_many is not None:
             call.refuse(Code.RESOURCE_EXHAUSTED, too_many)
             return
-        if call.rpc is _UNKNOWN:
+        if rpc is _UNKNOWN:
             call.refuse(Code.UNIMPLEMENTED, f"there is no method {method[:100]!r}")
             return
         try:

@@ -21,6 +21,7 @@ from holdfast.coordination import (
 )
 from holdfast.multihost.group.group_client import group_client_of
 from holdfast.multihost.group.ids import ProcessIds, initialize_ids
+from holdfast.multihost.instruments import Phase
 from holdfast.multihost.preemption import preemption
 from holdfast.multihost.start.start import Membership
 
@@ -148,7 +149,7 @@ class Run:
         """Does what `initialize()` does with a client. Who comes late knows the ids."""
         process = here()
         client.connect()
-        process.job.put(Membership(client, TIME_S))
+        process.job.put(Membership(client, TIME_S, Phase("attempt")))
         process.job.join(client)
         group_client = group_client_of(client)
         preemption.start(
