@@ -27,29 +27,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.scale import ids_of
 from holdfast.coordination import (
     CoordinationError,
     CoordinationService,
+    Credentials,
     Endpoint,
     ServiceTimeouts,
     StatusClient,
 )
-from holdfast.coordination.names import MISSING_TYPE, SESSION
+from holdfast.coordination.client.stream import hello_of
+from holdfast.coordination.names import MISSING_TYPE
+from holdfast.coordination.wire.frames import HEAD_BYTES, PREAMBLE, framed
 from holdfast.proto import coordination_pb2, session_pb2
 
 BARRIERS = 20
 HEARTBEAT_TIMEOUT_S = 12.0
-OPTIONS = (
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-)
-BROKEN = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
+HELLO = hello_of(Credentials())
+BROKEN = (OSError, EOFError)
 RECONNECT_S = 2.0  # all Sessions break at one moment, and come again within so long
 AT_ONCE = 64  # clients of a worker that connect at a time
 
@@ -68,9 +65,9 @@ class LightClient:
     def __init__(self, address: str, process_id: int) -> None:
         self.process_id = process_id
         self.received_bytes = 0
-        self._channel = grpc.aio.insecure_channel(address, (*OPTIONS, ("own", process_id)))
-        self._stream: Any = None
-        self._writing = asyncio.Lock()  # a stream takes one write at a time
+        self._address = address
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
         self._number = 0
         self._calls: dict[int, LightCall] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -80,44 +77,52 @@ class LightClient:
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._beat())]
 
     async def _open(self) -> None:
-        self._stream = self._channel.stream_stream(SESSION)(wait_for_ready=True)
+        host, _, port = self._address.rpartition(":")
+        self._reader, self._writer = await asyncio.open_connection(host, int(port))
         opening = session_pb2.Open(
             process_id=self.process_id, incarnation=self.process_id + 1, host="light"
         )
-        await self._stream.write(session_pb2.ClientFrame(open=opening).SerializeToString())
-        opened = await self._stream.read()
-        assert opened is not grpc.aio.EOF, await self._stream.details()
+        frame = session_pb2.ClientFrame(open=opening).SerializeToString()
+        self._writer.write(PREAMBLE + framed(HELLO) + framed(frame))
+        assert await self._reader.readexactly(len(PREAMBLE)) == PREAMBLE
+        first = session_pb2.ServerFrame.FromString(await self._next())
+        assert first.HasField("opened"), first
+
+    async def _next(self) -> bytes:
+        assert self._reader is not None
+        head = await self._reader.readexactly(HEAD_BYTES)
+        return await self._reader.readexactly(int.from_bytes(head, "big"))
 
     async def _reopen(self) -> None:
         """Opens the Session again where it has broken, and sends again what has no answer."""
+        assert self._writer is not None
+        self._writer.close()
+        self._writer = None
         await asyncio.sleep(random.uniform(0.0, RECONNECT_S))
-        async with self._writing:
-            while True:
-                with contextlib.suppress(*BROKEN):
-                    await self._open()
-                    for call in self._calls.values():
-                        await self._stream.write(call.frame)
-                    return
-                await asyncio.sleep(1.0)
+        while True:
+            with contextlib.suppress(*BROKEN):
+                await self._open()
+                for call in self._calls.values():
+                    self._send(call.frame)
+                return
+            await asyncio.sleep(1.0)
 
-    async def _send(self, frame: bytes) -> None:
-        async with self._writing:
-            with contextlib.suppress(*BROKEN):  # `_reopen` sends it again
-                await self._stream.write(frame)
+    def _send(self, frame: bytes) -> None:
+        if self._writer is not None:  # `_reopen` sends it again
+            self._writer.write(framed(frame))
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_TIMEOUT_S / 4)
             self._number += 1
             request = session_pb2.Request(id=self._number, method="Heartbeat")
-            await self._send(session_pb2.ClientFrame(request=request).SerializeToString())
+            self._send(session_pb2.ClientFrame(request=request).SerializeToString())
 
     async def _read(self) -> None:
         while True:
-            data = grpc.aio.EOF
-            with contextlib.suppress(*BROKEN):
-                data = await self._stream.read()
-            if data is grpc.aio.EOF:
+            try:
+                data = await self._next()
+            except BROKEN:
                 await self._reopen()
                 continue
             self.received_bytes += len(data)
@@ -133,7 +138,7 @@ class LightClient:
         frame = session_pb2.ClientFrame(request=request).SerializeToString()
         call = LightCall(frame, asyncio.get_running_loop().create_future())
         self._calls[self._number] = call
-        await self._send(frame)
+        self._send(frame)
         return await call.answer
 
 

@@ -3,7 +3,7 @@ sockets.
 
     python benchmarks/scale.py [--counts 1000 2048 4096 8192 16384] [--repeats 3] [--plot]
 
-The machine, its Sessions and their outboxes are the real ones; the wire counts what is written, and
+The machine and its Sessions are the real ones; the wire counts what is written, and
 clients read at once. Each count has processes of its own, in turns. CPU is the least of
 `--repeats`. One more run counts the calls of functions, which no other work on the machine changes.
 Prints Markdown tables: all loads, and the costs that have a bar. Both say how a cost grows with the

@@ -5,6 +5,7 @@ of its process.
 from __future__ import annotations
 
 import secrets
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,6 +69,23 @@ class Credentials:
             (self.tls_cert, "TLS certificate"),
         )
         return grpc.ssl_channel_credentials(*(_read(path, what) for path, what in files))
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Returns what a Session is opened with, None for plaintext."""
+        if self.tls_ca is None or self.tls_cert is None or self.tls_key is None:
+            return None
+        self.tls()  # names a file that cannot be read
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            context.load_cert_chain(self.tls_cert, self.tls_key)
+            context.load_verify_locations(self.tls_ca)
+        except ssl.SSLError as error:
+            files = f"{self.tls_cert}, {self.tls_key} and {self.tls_ca}"
+            raise CoordinationError(
+                f"{files} are no certificate, its key and an authority in PEM: {error}",
+                code="UNAUTHENTICATED",
+            ) from error
+        return context
 
     def channel(self, address: str, silence_s: float = 20.0) -> grpc.Channel:
         """Opens a channel: TLS where a CA is named, plaintext otherwise.

@@ -74,13 +74,13 @@ class Limits:
     backlog_bytes: int = 8 * _MIB
     """A Session whose client leaves more unread is dropped."""
     under_way_bytes: int = 64 * _MIB
-    """Large messages that are on their way to clients at a time: gRPC holds a copy of each."""
+    """Large answers that are on their way to gRPC's clients at a time: it holds a copy of each."""
     idle_connection_s: int = 30
     """A connection that has not finished its handshake after so long is closed."""
 
     @property
     def message_bytes(self) -> int:
-        """The largest request that gRPC lets in: the largest value, its key, and room for the
+        """The largest request that is let in: the largest value, its key, and room for the
         rest.
         """
         return self.value_bytes + self.key_bytes + 64 * _KIB

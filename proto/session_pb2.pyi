@@ -7,28 +7,50 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClientFrame(_message.Message):
-    __slots__ = ("open", "request", "cancel", "answer")
+    __slots__ = ("open", "request", "cancel", "answer", "hello")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
     open: Open
     request: Request
     cancel: Cancel
     answer: Answer
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ...) -> None: ...
+    hello: Hello
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ...) -> None: ...
 
 class ServerFrame(_message.Message):
-    __slots__ = ("opened", "reply", "delta", "ask")
+    __slots__ = ("opened", "reply", "delta", "ask", "end")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     ASK_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
     reply: Reply
     delta: Delta
     ask: Ask
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ...) -> None: ...
+    end: End
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("version", "authorization", "key")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    AUTHORIZATION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    authorization: str
+    key: str
+    def __init__(self, version: _Optional[int] = ..., authorization: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class End(_message.Message):
+    __slots__ = ("code", "message")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("job", "attempt", "process_id", "incarnation", "num_processes", "host", "pid")
@@ -501,7 +523,7 @@ class KeyPrefix(_message.Message):
     def __init__(self, prefix: _Optional[str] = ..., keys: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("job", "attempt", "num_processes", "up_s", "phase", "tasks", "barriers", "keys", "key_bytes", "prefixes", "calls", "barriers_passed", "barriers_failed", "recoverable", "survivable", "journal", "heartbeat_interval_s", "events", "goodput_s", "launcher", "service_life", "partial", "defects")
+    __slots__ = ("job", "attempt", "num_processes", "up_s", "phase", "tasks", "barriers", "keys", "key_bytes", "prefixes", "calls", "barriers_passed", "barriers_failed", "recoverable", "survivable", "journal", "heartbeat_interval_s", "events", "goodput_s", "launcher", "service_life", "partial", "defects", "turned_away")
     class GoodputSEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -532,6 +554,7 @@ class StatusResponse(_message.Message):
     SERVICE_LIFE_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
     DEFECTS_FIELD_NUMBER: _ClassVar[int]
+    TURNED_AWAY_FIELD_NUMBER: _ClassVar[int]
     job: str
     attempt: int
     num_processes: int
@@ -555,4 +578,5 @@ class StatusResponse(_message.Message):
     service_life: int
     partial: bool
     defects: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., num_processes: _Optional[int] = ..., up_s: _Optional[float] = ..., phase: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., keys: _Optional[int] = ..., key_bytes: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[KeyPrefix, _Mapping]]] = ..., calls: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., barriers_failed: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ..., journal: _Optional[str] = ..., heartbeat_interval_s: _Optional[float] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., goodput_s: _Optional[_Mapping[str, float]] = ..., launcher: _Optional[_Union[Launcher, _Mapping]] = ..., service_life: _Optional[int] = ..., partial: bool = ..., defects: _Optional[_Iterable[str]] = ...) -> None: ...
+    turned_away: int
+    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., num_processes: _Optional[int] = ..., up_s: _Optional[float] = ..., phase: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., keys: _Optional[int] = ..., key_bytes: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[KeyPrefix, _Mapping]]] = ..., calls: _Optional[int] = ..., barriers_passed: _Optional[int] = ..., barriers_failed: _Optional[int] = ..., recoverable: bool = ..., survivable: bool = ..., journal: _Optional[str] = ..., heartbeat_interval_s: _Optional[float] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., goodput_s: _Optional[_Mapping[str, float]] = ..., launcher: _Optional[_Union[Launcher, _Mapping]] = ..., service_life: _Optional[int] = ..., partial: bool = ..., defects: _Optional[_Iterable[str]] = ..., turned_away: _Optional[int] = ...) -> None: ...

@@ -239,10 +239,7 @@ TESTED_ELSEWHERE = {
     "coordination/names.py": "tests/coordination/client/test_answers.py",
     "coordination/vitals.py": "tests/multihost/liveness/test_vitals.py",
     "coordination/server/main.py": "tests/coordination/process/test_spawn.py",
-    "coordination/server/transport_aio.py": "tests/coordination/server/test_transports.py",
-    "coordination/server/transport_completion_queue.py": (
-        "tests/coordination/server/test_transports.py"
-    ),
+    "coordination/process/relayed_session.py": "tests/coordination/process/test_relay.py",
     "launch/workers/shims/call_runner.py": "tests/launch/workers/test_shims.py",
     "launch/workers/shims/standby.py": "tests/launch/workers/test_standby.py",
     "launch/workers/shims/subreaper.py": "tests/launch/workers/test_shims.py",

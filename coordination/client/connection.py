@@ -19,7 +19,7 @@ from ..errors import CoordinationError, CoordinatorLost, ProcessLost
 from ..limits import HEARTBEATS_PER_TIMEOUT
 from ..names import on_the_wire
 from .answers import METHODS, is_service_mismatch
-from .fork import abandon_in_children, keep_for_ever
+from .fork import abandon_in_children
 from .processes import ProcessInfo, ProcessWatch, tasks_in
 from .retry import (
     Backoff,
@@ -155,7 +155,7 @@ class Connection:
                 return
             except TransportError as error:
                 if deadline.remaining_s() <= pause_s or self._stop.wait(pause_s):
-                    # What gRPC says of it stays behind `__cause__`.
+                    # What the socket says of it stays behind `__cause__`.
                     raise self._out_of_reach(deadline) from error
 
     def _out_of_reach(self, deadline: Deadline) -> CoordinatorLost:
@@ -440,9 +440,9 @@ class Connection:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._stop.set()
-        transport = self._transport
-        self._transport = None
-        keep_for_ever(transport)
+        if self._transport is not None:
+            self._transport.abandon()
+            self._transport = None
 
     def statistics(self) -> dict[str, int | float]:
         """Returns counts, and the seconds since the service last answered."""

@@ -8,15 +8,15 @@ again on the next stream meets the results of the first sending.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import queue
 import secrets
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
-
-import grpc
 
 from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
@@ -28,7 +28,7 @@ from ..limits import Limits
 from ..names import REPORT_AGAIN
 from ..vitals import stacks
 from .answers import METHODS, make_error, status_name
-from .frame_transport import Metadata, open_frame_transport
+from .stream import Stream, hello_of
 
 ANSWER_GRACE_S = 5.0
 """How much longer than a call's own time a client waits for the service to say that the time is
@@ -48,11 +48,6 @@ RECONNECTABLE = {
 }
 """How a stream may end without ending the session: resets, a dying service, or being dropped as a
 slow reader.
-"""
-
-SILENCE_S = 3600.0
-"""Silence is for the heartbeat to decide, whose timeout the service says later. A connection that
-ended before, in a cut of the network, would look like a death.
 """
 
 
@@ -103,10 +98,11 @@ class SessionTransport:
         self._on_broken = on_broken
         self._on_fenced = on_fenced
         self._report = report
-        self._metadata = credentials.metadata()
+        self._hello = hello_of(credentials)
         self._lock = threading.Lock()
         self._stream: _SessionStream | None = None
         self._older: _SessionStream | None = None  # while the next one is being opened
+        self._opening: _SessionStream | None = None
         self._service = 0
         self._closed = False
         self.heartbeat_timeout_s: float | None = None  # until the service says it
@@ -120,13 +116,13 @@ class SessionTransport:
                 raise TransportError("the client is closed", sent=False)
             self._older = self._stream or self._older
             self._stream = None
-        channel = self._credentials.channel(self._address, SILENCE_S)
-        stream = _SessionStream(channel, self._metadata, self)
+        stream = _SessionStream(self._address, self._hello, self._credentials.tls_context(), self)
+        self._opening = stream
         try:
             self._accept(stream.open(spb.Open(**asdict(self._identity), pid=os.getpid()), deadline))
             report = self._report()
             if report.ListFields():
-                stream.tell(REPORT_AGAIN, report)
+                stream.tell(REPORT_AGAIN, report, deadline)
         except BaseException:
             stream.end()
             raise
@@ -145,6 +141,11 @@ class SessionTransport:
         # A stream that ended before it was the present one has told nobody: `ended` ignores others.
         if stream.is_over:
             raise TransportError("the session was lost as it was opened")
+
+    @property
+    def joined(self) -> bool:
+        """Whether a service has let this client in before."""
+        return self._service != 0
 
     def _accept(self, opened: spb.Opened) -> None:
         if self._service not in (0, opened.service_incarnation):
@@ -202,7 +203,7 @@ class SessionTransport:
             self._on_delta(frame.delta)
         elif kind == "ask" and frame.ask.what == "stacks":
             answer = spb.Answer(id=frame.ask.id, body=stacks().encode())
-            stream.send(spb.ClientFrame(answer=answer))
+            stream.send(spb.ClientFrame(answer=answer), math.inf)
 
     def ended(self, stream: _SessionStream, code: str, details: str) -> None:
         """Takes the end of a stream. Called by the thread that reads."""
@@ -218,11 +219,17 @@ class SessionTransport:
             # Not on this thread: it reads for all callers, and whoever is notified may block.
             stream.later(lambda: self._on_fenced(_final_error(code, details)))
 
+    def abandon(self) -> None:
+        """Lets go of the streams in a forked child, which sends nothing."""
+        for stream in (self._stream, self._older, self._opening):
+            if stream is not None:
+                stream.abandon()
+
     def close(self) -> None:
         """Ends the stream; calls in flight raise TransportError."""
         with self._lock:
             self._closed = True
-            streams = (self._stream, self._older)
+            streams = (self._stream, self._older, self._opening)
             self._stream = None
             self._older = None
         for stream in streams:
@@ -233,7 +240,9 @@ class SessionTransport:
 class _SessionStream:
     """One life of the connection: frames out and in, and the waiting calls."""
 
-    def __init__(self, channel: grpc.Channel, metadata: Metadata, owner: SessionTransport) -> None:
+    def __init__(
+        self, address: str, hello: bytes, context: ssl.SSLContext | None, owner: SessionTransport
+    ) -> None:
         self._owner = owner
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -241,9 +250,7 @@ class _SessionStream:
         self._opened: queue.SimpleQueue[spb.Opened | None] = queue.SimpleQueue()
         self._over = False
         self._status: tuple[str, str] = ("UNAVAILABLE", "")
-        self._frames = open_frame_transport(channel, metadata, self._take, self._ended)
-        # Only now: a connection that fails at once calls `_ended`, which needs `_frames`.
-        self._frames.start()
+        self._stream = Stream(address, hello, context, self._take, self._ended)
 
     @property
     def is_over(self) -> bool:
@@ -252,40 +259,39 @@ class _SessionStream:
 
     def open(self, opening: spb.Open, deadline: Deadline) -> spb.Opened:
         """Sends the client's first frame and waits for the service's."""
-        first = spb.ClientFrame(open=opening).SerializeToString()
+        self._stream.start(spb.ClientFrame(open=opening).SerializeToString())
         try:
-            opened: spb.Opened | None = self._frames.ask(
-                first, self._opened, deadline.remaining_s()
-            )
+            opened = self._opened.get(timeout=deadline.remaining_s())
         except queue.Empty:
             raise TransportError("no answer to the opening of a session") from None
         if opened is not None:
             return opened
         code, details = self._status
-        if code in RECONNECTABLE:
+        # Of a service that was joined the port may be another's for a while.
+        if code in RECONNECTABLE or (code == "UNIMPLEMENTED" and self._owner.joined):
             raise TransportError(details)
         raise _final_error(code, details)
 
-    def send(self, frame: spb.ClientFrame) -> None:
-        """Sends a frame, without waiting."""
-        self._frames.send(frame.SerializeToString())
+    def send(self, frame: spb.ClientFrame, until: float) -> bool:
+        """Sends a frame; returns False where nothing of it was sent by `until`."""
+        return self._stream.send(frame.SerializeToString(), until)
 
     def later(self, call: Callable[[], None]) -> None:
         """Has the stream's own thread make a call."""
-        self._frames.later(call)
+        self._stream.later(call)
 
     def next_id(self) -> int:
         """Returns the id of the stream's next request."""
         return next(self._ids)
 
-    def tell(self, method: str, request: Any) -> None:
+    def tell(self, method: str, request: Any, deadline: Deadline) -> None:
         """Sends a request whose reply nobody waits for."""
         call = spb.Request(id=self.next_id(), method=method, body=request.SerializeToString())
-        self.send(spb.ClientFrame(request=call))
+        self.send(spb.ClientFrame(request=call), deadline.at)
 
     def ask(self, call: spb.Request, deadline: Deadline) -> spb.Reply:
         """Sends a request and waits for its reply."""
-        # Here, since gRPC would end the whole session, with all its calls, over one large request.
+        # Here, since the service would end the whole Session over one large request.
         if len(call.body) > MOST_BYTES:
             what = (
                 f"{call.method}: a request of {len(call.body)} bytes; expected at most"
@@ -298,13 +304,10 @@ class _SessionStream:
             if self._over:
                 raise TransportError("the session was lost", sent=False)
             self._waiting[number] = inbox
-        frame = spb.ClientFrame(request=call).SerializeToString()
         try:
-            reply: spb.Reply | None = self._frames.ask(frame, inbox, deadline.remaining_s())
-        except queue.Empty:
-            # The service must not go on to wait, and answer into the void.
-            self.send(spb.ClientFrame(cancel=spb.Cancel(id=number)))
-            raise _unanswered(call.method, deadline) from None
+            if not self.send(spb.ClientFrame(request=call), deadline.at):
+                raise _unanswered(call.method, deadline)
+            reply = self._answer(inbox, call, deadline)
         finally:
             self._waiting.pop(number, None)
         # A stream that ended after the time was over is no outage: the caller would try again.
@@ -313,6 +316,18 @@ class _SessionStream:
         if reply is None:
             raise TransportError("the session was lost before the answer came")
         return reply
+
+    def _answer(
+        self, inbox: queue.SimpleQueue[spb.Reply | None], call: spb.Request, deadline: Deadline
+    ) -> spb.Reply | None:
+        try:
+            return inbox.get(timeout=deadline.remaining_s())
+        except BaseException as error:
+            # The service must not go on to wait, and answer into the void.
+            self.send(spb.ClientFrame(cancel=spb.Cancel(id=call.id)), deadline.at)
+            if isinstance(error, queue.Empty):
+                raise _unanswered(call.method, deadline) from None
+            raise
 
     def _ended(self, code: str, details: str) -> None:
         self._status = (code, details)
@@ -332,12 +347,18 @@ class _SessionStream:
                 inbox.put(reply)
         elif frame.HasField("opened"):
             self._opened.put(frame.opened)
+        elif frame.HasField("end"):
+            self._stream.end(status_name(frame.end.code), frame.end.message)
         else:
-            self._frames.later(lambda: self._owner.take(self, frame))
+            self._stream.later(lambda: self._owner.take(self, frame))
 
     def end(self) -> None:
         """Ends the connection; the waiting calls then raise TransportError."""
-        self._frames.cancel()
+        self._stream.end()
+
+    def abandon(self) -> None:
+        """Closes the descriptor, in a forked child."""
+        self._stream.abandon()
 
 
 def without_memory(address: str) -> Fenced:

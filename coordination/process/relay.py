@@ -16,10 +16,11 @@ import dataclasses
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -33,20 +34,22 @@ from holdfast.proto import (
     session_pb2,
 )
 
-from ..client.session import SILENCE_S
+from ..client.stream import SILENCE_S
 from ..credentials import Credentials, channel_options
+from ..limits import Limits
 from ..names import (
     PROFILE_A,
     PROFILE_B,
     PROFILE_D,
     REPORT_EXIT,
-    SESSION,
     STACKS,
     STATUS,
     STATUS_DETAILS,
     claim_of,
 )
+from ..wire.doorway import Doorway
 from .job_folder import keep_from_cleaners, temporary_base
+from .relayed_session import RelayedSession, Upstream
 from .spawn import PROGRAM, SpawnedServer, start
 
 MESSAGES = {
@@ -58,8 +61,9 @@ FOR_ALL = frozenset({STATUS, STACKS})
 """What every member may ask, in nobody's name."""
 _UNIX = "unix:"
 _END_S = 2.0
+_MOST_GUESTS = 1_000
+_MOST_PASSAGES = 4_000
 _SERVER_OPTIONS = (
-    ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
@@ -126,23 +130,14 @@ def request_of(path: str, body: bytes) -> Any | None:
 class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Forwards every call that speaks for its own tasks."""
 
-    def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        coordinator: str,
-        metadata: tuple[tuple[str, str], ...],
-        allowed: frozenset[int],
-    ) -> None:
+    def __init__(self, channel: grpc.aio.Channel, upstream: Upstream) -> None:
         self._channel = channel
-        self._coordinator = coordinator
-        self._metadata = metadata
-        self._allowed = allowed
+        self._upstream = upstream
+        self._metadata = upstream.credentials.metadata()
         self._incarnations: set[int] = set()  # those that registered here
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         path = details.method
-        if path == SESSION:
-            return grpc.stream_stream_rpc_method_handler(self._stream)
 
         # grpc.aio asks for a coroutine function, which no partial is
         async def unary(body: bytes, context: grpc.aio.ServicerContext) -> bytes:
@@ -155,11 +150,9 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         incarnation that it registered with.
         """
         task_id = claim_of(message).task_id
-        if task_id not in (None, -1, *self._allowed):
-            what = (
-                f"process {task_id} is not of this relay, which speaks for {sorted(self._allowed)}"
-            )
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)
+        refusal = None if task_id in (None, -1) else self._upstream.refusal(task_id)
+        if refusal is not None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
         if isinstance(message, coordination_pb2.RegisterTaskRequest):
             self._incarnations.add(message.incarnation)
         elif (
@@ -168,7 +161,7 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         ):
             what = (
                 "the caller has not registered through this relay, which speaks for"
-                f" {sorted(self._allowed)}"
+                f" {sorted(self._upstream.process_ids)}"
             )
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)
 
@@ -195,36 +188,6 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{path} is not relayed")
         await self._check(message, context)
 
-    async def _stream(
-        self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[bytes]:
-        first = session_pb2.ClientFrame.FromString(await anext(frames))
-        await self._check(first.open, context)
-
-        async def forward() -> AsyncIterator[bytes]:
-            yield first.SerializeToString()
-            async for frame in frames:
-                yield frame
-
-        frames_back = self._channel.stream_stream(SESSION)(forward(), metadata=self._metadata)
-        opened = False
-        try:
-            async for frame in frames_back:
-                yield frame if opened else self._with_address(frame)
-                opened = True
-        except grpc.aio.AioRpcError as error:
-            await self._pass_on(error, context)
-
-    def _with_address(self, frame: bytes) -> bytes:
-        """Returns the service's first frame, with its address: this relay's own socket accepts
-        connections, whatever has become of the service's host.
-        """
-        address = session_pb2.Opened(coordinator=self._coordinator)
-        added = session_pb2.ServerFrame(opened=address)
-        first = session_pb2.ServerFrame.FromString(frame)
-        first.MergeFrom(added)
-        return bytes(first.SerializeToString())
-
     @staticmethod
     async def _pass_on(error: grpc.aio.AioRpcError, context: grpc.aio.ServicerContext) -> NoReturn:
         trailing = tuple(
@@ -244,15 +207,27 @@ async def _serve(
     else:
         channel = grpc.aio.secure_channel(coordinator, tls, options)
     server = grpc.aio.server(options=_SERVER_OPTIONS)
-    server.add_generic_rpc_handlers(
-        (_Forwarder(channel, coordinator, credentials.metadata(), frozenset(process_ids)),)
-    )
-    address = f"{_UNIX}{folder}/relay"
-    server.add_insecure_port(address)
+    upstream = Upstream(coordinator, credentials, frozenset(process_ids))
+    server.add_generic_rpc_handlers((_Forwarder(channel, upstream),))
+    calls = f"{folder}/grpc"
+    server.add_insecure_port(f"{_UNIX}{calls}")
     await server.start()
-    print(f"relay at {address}", flush=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.setblocking(False)
+    listener.bind(f"{folder}/relay")
+    doorway = Doorway(
+        [listener],
+        lambda connection: RelayedSession(doorway, upstream, connection),
+        calls,
+        most_guests=_MOST_GUESTS,
+        most_passages=_MOST_PASSAGES,
+        patience_s=Limits().idle_connection_s,
+        silence_s=SILENCE_S,
+    )
+    print(f"relay at {_UNIX}{folder}/relay", flush=True)
     # Its input ends with the process that started it.
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
+    doorway.close()
     await server.stop(0)
 
 

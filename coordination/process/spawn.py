@@ -179,8 +179,8 @@ class CoordinationService(SpawnedServer):
             for name, value in os.environ.items()
             if not name.startswith(("GRPC_", "JAX_", "XLA_"))
         }
-        # Its one thread reads sockets itself, not a pool of threads (cli/coordinator.py); gRPC
-        # reads this when it is imported.
+        # No pool of threads reads its sockets (cli/coordinator.py); gRPC reads this when it is
+        # imported.
         environment["GRPC_EXPERIMENTS"] = "-event_engine_client,-event_engine_listener"
         settings = b"" if "--end-with-input" in arguments else None
         return cls(*start("coordinator", command, timeouts.spawn_s, environment, settings=settings))

@@ -1,1 +1,1 @@
-"""Serves the state machine over gRPC."""
+"""Serves the state machine to Sessions and to gRPC's clients."""

@@ -13,6 +13,7 @@ import hmac
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from ..core.machine import Machine
 from ..core.status import Code, Status
@@ -44,33 +45,20 @@ class CallRefused(Exception):
 class Admission:
     """Checks each call before anything else: its token, and the rate of its peer's calls."""
 
-    def __init__(self, token: str | None, limits: Limits, *, keys: bool = False) -> None:
+    def __init__(self, token: str | None, limits: Limits) -> None:
         self._expected = None if token is None else f"Bearer {token}".encode()
         self._limits = limits
-        self._keys = keys
         self._calls: Counter[object] = Counter()
         self._second = 0.0
         self._total = 0
 
-    def admit(
-        self, peer: Callable[[], object], metadata: Iterable[tuple[object, object]], now: float
-    ) -> str:
-        """Returns the call's key, "" without one.
-
-        Raises CallRefused unless the call holds the token and its peer is within bounds.
-        """
-        key = ""
-        if self._keys:
-            token, shown = _headers(metadata)
-            # In constant time: otherwise its length would tell how much of a guess is right.
-            if self._expected is not None and not hmac.compare_digest(token, self._expected):
-                sentence = (
-                    f"the call does not hold this job's token; expected it in {TOKEN_HEADER!r}"
-                )
-                raise CallRefused(Code.UNAUTHENTICATED, sentence)
-            key = shown.decode(errors="replace")
+    def admit(self, peer: Callable[[], object], authorization: bytes, now: float) -> None:
+        """Raises CallRefused unless a call holds the token and its peer is within bounds."""
+        # In constant time: otherwise its length would tell how much of a guess is right.
+        if self._expected is not None and not hmac.compare_digest(authorization, self._expected):
+            sentence = f"the call does not hold this job's token; expected it in {TOKEN_HEADER!r}"
+            raise CallRefused(Code.UNAUTHENTICATED, sentence)
         self._count(peer, now)
-        return key
 
     def _count(self, peer: Callable[[], object], now: float) -> None:
         """Counts calls. Peers are counted apart only in a second in which all together pass the
@@ -91,15 +79,23 @@ class Admission:
             raise CallRefused(Code.RESOURCE_EXHAUSTED, sentence)
 
 
-def _headers(metadata: Iterable[tuple[object, object]]) -> tuple[bytes, bytes]:
+class Headers(NamedTuple):
+    """What a call of gRPC's shows."""
+
+    authorization: bytes
+    key: str
+
+
+def headers_of(metadata: Iterable[tuple[str, str | bytes]]) -> Headers:
     """Returns token and key of a call, empty where it has none."""
-    headers = {TOKEN_HEADER: b"", KEY_HEADER: b""}
-    for name, value in metadata:
-        text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-        # The first one counts: whoever adds a second header of the name changes nothing.
-        if text in headers and not headers[text]:
-            headers[text] = value if isinstance(value, bytes) else str(value).encode()
-    return headers[TOKEN_HEADER], headers[KEY_HEADER]
+    # The first one counts: whoever adds a second header of the name changes nothing.
+    shown = dict(reversed([*metadata]))
+    authorization, key = (_bytes(shown.get(name, b"")) for name in (TOKEN_HEADER, KEY_HEADER))
+    return Headers(authorization, key.decode(errors="replace"))
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()
 
 
 class TaskOwners:

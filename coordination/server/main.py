@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import json
 import logging
@@ -18,7 +17,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +25,12 @@ import click
 
 from ..core.machine import Machine
 from ..credentials import require_together
-from ..grpc_release import is_tested_grpc
 from ..limits import Config, Limits
 from .journal import JournalError, SqliteJournal
+from .listening import Listening, Tls
 from .metrics import MetricsServer
 from .service import Service
-from .transport_aio import AioTransport
-from .transport_completion_queue import CompletionQueueTransport
-from .transports import Listening, Tls
+from .transport import Transport
 
 log = logging.getLogger("holdfast.coordination")
 
@@ -43,6 +39,7 @@ _LOG_BYTES = 16 << 20
 _OLD_LOGS = 3
 _MIN_TOKEN_CHARACTERS = 16
 _OWN_FILES = 64  # the coordinator's own, with some to spare
+_FILES_EACH = 4  # a Session, and three of jax's agent
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -59,7 +56,6 @@ class Options:
     startup_timeout_s: float
     end_with_input: bool  # when its input ends, its launcher is gone
     log_file: str | None
-    public_api: bool  # serve over grpc.aio, whatever grpcio is installed
     journal: str | None
     metrics_port: int | None
     metrics_host: str
@@ -177,9 +173,6 @@ class Options:
 )
 @click.option("--own-folder", type=click.Path(path_type=Path), hidden=True)
 @click.option("--own-file", type=click.Path(path_type=Path), hidden=True)
-@click.option(
-    "--public-api", is_flag=True, help="Serve over grpc.aio: slower, and only gRPC's public API."
-)
 def coordinator(
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -207,7 +200,7 @@ def _tls(certificate: Path | None, key: Path | None, authority: Path | None) -> 
         raise click.UsageError(str(error)) from None
     if certificate is None or key is None or authority is None:
         return None
-    return Tls(key.read_bytes(), certificate.read_bytes(), authority.read_bytes())
+    return Tls(key, certificate, authority)
 
 
 def _token(file: Path | None) -> str | None:
@@ -295,15 +288,15 @@ def serve(
         url = f"http://{_address(host, metrics.port)}/metrics"
         print(f"metrics at {url}", file=sys.stderr, flush=True)
     with contextlib.ExitStack() as at_end:
-        announce = functools.partial(_announce, options, journal, at_end)
-        if is_tested_grpc() and not options.public_api:
-            transport = CompletionQueueTransport(service, listening)
-            announce(transport.bind())
+        transport = Transport(service, listening)
+        port = transport.bind()
+
+        def announce() -> None:
+            _announce(options, journal, at_end, port)
             gc.freeze()  # what stands now stays: the collector need not visit it again
             gc.set_threshold(50_000, 20, 20)
-            reason = transport.serve(stop.reason)
-        else:
-            reason = asyncio.run(_serve_aio(service, listening, announce, stop))
+
+        reason = asyncio.run(transport.serve(stop.reason, announce))
         log.info("ends: %s", reason)
     if stop.signal is not None:
         signal.signal(stop.signal, signal.SIG_DFL)
@@ -319,7 +312,8 @@ def _machine(config: Config, journal: SqliteJournal | None) -> Machine:
 
 def _allow_connections(num_tasks: int) -> str:
     """Lifts the soft limit of open files, often 1,024, to the hard one: each client is a
-    connection, and jax's agent is one more. Returns what may be too few, "" where nothing is.
+    connection, and jax's agent, which is passed on to gRPC, is three more. Returns what may be too
+    few, "" where nothing is.
 
     Raises OSError where the hard limit is too low for the job; a connection too many would wait for
     ever, unanswered.
@@ -337,10 +331,12 @@ def _allow_connections(num_tasks: int) -> str:
             f"a coordinator of {num_tasks} processes opens {num_tasks + _OWN_FILES} files, one for"
             f" each process among them; it may open {allowed}: {cure}"
         )
-    if allowed < 2 * num_tasks + _OWN_FILES:
+    # A quarter is for guests.
+    wanted = (_FILES_EACH * num_tasks + _OWN_FILES) * 4 // 3
+    if allowed < wanted:
         return (
-            f"{num_tasks} processes with jax's agents need {2 * num_tasks + _OWN_FILES} open files,"
-            f" two for each process; the coordinator may open {allowed}: {cure}"
+            f"{num_tasks} processes with jax's agents need {wanted} open files, {_FILES_EACH} for"
+            f" each process and some for strangers; the coordinator may open {allowed}: {cure}"
         )
     return ""
 
@@ -361,17 +357,6 @@ def _warn_if_open(host: str, listening: Listening) -> None:
             f" the token; {cure}"
         )
     print(f"holdfast coordinator: {text}", file=sys.stderr, flush=True)
-
-
-async def _serve_aio(
-    service: Service,
-    listening: Listening,
-    announce: Callable[[int], None],
-    stop: _StopCondition,
-) -> str:
-    transport = AioTransport(service, listening)
-    announce(transport.bind())
-    return await transport.serve(stop.reason)
 
 
 def _announce(

@@ -189,11 +189,14 @@ def task_info(task: Task, session: bool) -> a.TaskInfo:
         incarnation=task.incarnation(session),
     )
     if task.error is not None:
-        info.error_code = int(task.error.code)
-        info.error_message = task.error.message
-        info.error_payload.CopyFrom(
-            a.CoordinationServiceError(
-                is_reported_error=task.error.reported, source_task_id=task.task_id
+        payload = a.CoordinationServiceError(
+            is_reported_error=task.error.reported, source_task_id=task.task_id
+        )
+        info.MergeFrom(
+            a.TaskInfo(
+                error_code=int(task.error.code),
+                error_message=task.error.message,
+                error_payload=payload,
             )
         )
     return info

@@ -110,6 +110,7 @@ class Service:
         self._defects = Defects(machine.events, clock)
         self.sessions = SessionStreams(machine, self.status, self._defects, self._owners)
         self.calls = 0
+        self._turned_away = 0
         self._goodput_s: dict[str, float] = {}
         self._launcher = session_pb2.Launcher()
         self._finished = False
@@ -308,10 +309,16 @@ class Service:
             journal="" if self._journal is None else self._journal.state,
             defects=self._defects.sentences,
         )
-        status.goodput_s.update(self._goodput_s)
+        status.MergeFrom(
+            session_pb2.StatusResponse(goodput_s=self._goodput_s, turned_away=self._turned_away)
+        )
         if self._launcher.state:
             status.launcher.CopyFrom(self._launcher)
         return status
+
+    def note_turned_away(self, count: int) -> None:
+        """Takes how many connections the port has closed that had not said whose they are."""
+        self._turned_away = count
 
     def published_status(self) -> session_pb2.StatusResponse:
         """Returns the status that was last published, at most a second old. Safe from any

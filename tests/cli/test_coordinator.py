@@ -35,11 +35,11 @@ def test_the_command_prints_one_line() -> None:
     ("count", "sentence"),
     [
         (1000, "a coordinator of 1000 processes opens 1064 files, one for each process"),
-        (500, "500 processes with jax's agents need 1064 open files, two for each process"),
+        (500, "500 processes with jax's agents need 2752 open files, 4 for each process"),
     ],
 )
 def test_too_few_open_files_are_said(count: int, sentence: str) -> None:
-    """At the start: too few for one connection of each process is an error, and for two of each is
+    """At the start: too few for one connection of each is an error, and for an agent of each is
     said.
     """
     limited = ["sh", "-c", 'ulimit -n 1024; exec "$@"', "sh"]

@@ -1,12 +1,13 @@
-"""What a Session does over each pair of transports: the client's and the service's, over gRPC's
-completion queue or its public API.
-"""
+"""What a Session does over each way to the coordinator."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,52 +16,66 @@ from holdfast.coordination import (
     BarrierTimeout,
     CoordinationClient,
     CoordinationError,
+    Credentials,
     ProcessInfo,
     ProcessLost,
+    Relay,
     Timeouts,
 )
-from holdfast.coordination.client import frame_transport, session
-from holdfast.coordination.client.frame_transport import PublicFrameTransport, QueueFrameTransport
 from holdfast.coordination.deadline import Deadline
 from holdfast.proto.session_pb2 import StacksRequest
-from tests.support.in_process import Served, serving
+from tests.support.in_process import serving
 from tests.support.proxy import Proxy
+from tests.support.secured import TOKEN, secure
 
 COUNT = 3
-PAIRS = [
-    (client, aio) for client in (QueueFrameTransport, PublicFrameTransport) for aio in (False, True)
-]
 
 
-def _name(pair: object) -> str:
-    client, aio = pair  # type: ignore[misc]
-    return f"{'public' if client is PublicFrameTransport else 'queue'}-{'aio' if aio else 'queue'}"
+@dataclass
+class Way:
+    """How the processes of a job reach its coordinator."""
+
+    address: str
+    credentials: Credentials
+
+    def joined(self, address: str = "") -> list[CoordinationClient]:
+        """Returns a connected client for each process; at another address, where one is given."""
+        clients = [
+            CoordinationClient(
+                address or self.address,
+                index,
+                timeouts=Timeouts(rpc_s=20),
+                credentials=self.credentials,
+            )
+            for index in range(COUNT)
+        ]
+        at_once([client.connect for client in clients])
+        return clients
 
 
-@pytest.fixture(params=PAIRS, ids=_name)
-def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    """A service over one transport; clients made in the test use the other."""
-    client, aio = request.param
-    monkeypatch.setattr(frame_transport, "is_tested_grpc", lambda: client is QueueFrameTransport)
-    with serving(COUNT, aio=aio, recoverable=True, heartbeat_timeout_s=60) as served:
-        yield served
+@pytest.fixture(params=["tcp", "unix", "tls", "relay"])
+def way(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Way]:
+    security = secure(tmp_path)
+    kind = request.param
+    settings: dict[str, Any] = {"recoverable": True, "heartbeat_timeout_s": 60}
+    if kind == "unix":
+        settings["address"] = f"unix:{tmp_path}/socket"
+    elif kind != "tcp":
+        settings |= {"tls": security.server, "token": TOKEN}
+    with serving(COUNT, **settings) as served, ExitStack() as stack:
+        if kind == "relay":
+            relay = Relay.spawn(served.address, security.own, range(COUNT))
+            yield Way(stack.enter_context(relay).address, Credentials())
+        else:
+            yield Way(served.address, security.own if kind == "tls" else Credentials())
 
 
 @pytest.fixture
-def clients(served: Served) -> Iterator[list[CoordinationClient]]:
-    found = joined(served.address)
+def clients(way: Way) -> Iterator[list[CoordinationClient]]:
+    found = way.joined()
     yield found
     for client in found:
         client.close()
-
-
-def joined(address: str, **options: Any) -> list[CoordinationClient]:
-    clients = [
-        CoordinationClient(address, index, timeouts=Timeouts(rpc_s=20), **options)
-        for index in range(COUNT)
-    ]
-    at_once([client.connect for client in clients])
-    return clients
 
 
 def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -68,16 +83,6 @@ def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     with ThreadPoolExecutor(len(calls)) as pool:
         futures = [pool.submit(call) for call in calls]
         return [future.exception(60) or future.result() for future in futures]
-
-
-def test_the_pair_is_as_asked_for(
-    request: pytest.FixtureRequest, clients: list[CoordinationClient]
-) -> None:
-    """The suite tests what it says."""
-    transport = clients[0]._connection._transport
-    assert isinstance(transport, session.SessionTransport) and transport._stream is not None
-    wanted = PublicFrameTransport if "[public" in request.node.name else QueueFrameTransport
-    assert type(transport._stream._frames) is wanted
 
 
 def test_many_threads_get_their_own_answers(clients: list[CoordinationClient]) -> None:
@@ -162,10 +167,11 @@ def test_changes_of_processes_are_pushed(clients: list[CoordinationClient]) -> N
     assert failed.wait(20) and len(seen[0]) == COUNT and "bad batch" in seen[-1][2].message
 
 
-def test_a_connection_that_breaks_is_opened_again(served: Served) -> None:
+@pytest.mark.parametrize("way", ["tcp", "tls"], indirect=True)
+def test_a_connection_that_breaks_is_opened_again(way: Way) -> None:
     """Under a barrier, a wait and quick calls: nobody notices but the counts."""
-    with Proxy(served.address) as proxy, ThreadPoolExecutor(2) as pool:
-        clients = joined(proxy.address)
+    with Proxy(way.address) as proxy, ThreadPoolExecutor(2) as pool:
+        clients = way.joined(proxy.address)
         barrier = pool.submit(clients[0].wait_at_barrier, "all", 60_000)
         get = pool.submit(clients[0].blocking_key_value_get, "late", 60_000)
         for _ in range(3):

@@ -1,5 +1,5 @@
-"""A service with thousands of Sessions, on no sockets: the machine, its Sessions and their outboxes
-are real; the wire counts bytes, and takes a message when it is told to.
+"""A service with thousands of Sessions, on no sockets: the machine and its Sessions are real; the
+wire counts bytes, and brings a message when it is told to.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from typing import Any
 
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.limits import Config
-from holdfast.coordination.server.outbox import Outbox, Turns
 from holdfast.coordination.server.service import Service
 from holdfast.coordination.server.sessions import Session
 from holdfast.proto import coordination_pb2, session_pb2
@@ -24,17 +23,22 @@ class Wire:
 
     def __init__(self, kept_bytes: int) -> None:
         self.kept_bytes = kept_bytes
-        self.on_way: list[tuple[CrowdStream, bytes]] = []
-        self.bytes_now = 0
+        self.on_way: list[tuple[CrowdStream, bytes, bytes]] = []
+        self._shared: set[int] = set()
+        self._held_bytes = 0
         self.peak_bytes = 0
         self.sent_bytes = 0
         self.messages = 0
 
-    def put(self, stream: CrowdStream, message: bytes) -> None:
-        self.on_way.append((stream, message))
-        self.bytes_now += len(message)
-        self.peak_bytes = max(self.peak_bytes, self.bytes_now)
-        self.sent_bytes += len(message)
+    def put(self, stream: CrowdStream, frame: bytes, shared: bytes) -> None:
+        self.on_way.append((stream, frame, shared))
+        # Of what several messages share there is one copy.
+        self._held_bytes += len(frame)
+        if id(shared) not in self._shared:
+            self._shared.add(id(shared))
+            self._held_bytes += len(shared)
+        self.peak_bytes = max(self.peak_bytes, self._held_bytes)
+        self.sent_bytes += len(frame) + len(shared)
         self.messages += 1
 
     def deliver(self) -> None:
@@ -42,9 +46,10 @@ class Wire:
         while self.on_way:
             read = self.on_way
             self.on_way = []
-            for stream, message in read:
-                self.bytes_now -= len(message)
-                stream.take(message)
+            self._shared.clear()
+            self._held_bytes = 0
+            for stream, frame, shared in read:
+                stream.take(frame + shared)
 
     def take_counts(self) -> tuple[int, int]:
         """Returns the bytes and messages since the last call."""
@@ -60,17 +65,15 @@ class CrowdStream:
     `listener` gets each.
     """
 
-    __slots__ = ("_outbox", "_wire", "end", "key", "last", "listener", "session")
+    __slots__ = ("_wire", "end", "key", "last", "listener", "session")
 
-    def __init__(self, wire: Wire, turns: Turns) -> None:
+    def __init__(self, wire: Wire) -> None:
         self.session: Session | None = None
         self.key = ""
         self.last = b""
         self.listener: Callable[[bytes], None] | None = None
         self.end: tuple[int, str] | None = None
         self._wire = wire
-        self._outbox = Outbox(turns, self._start, self.finish)
-        self._outbox.written()
 
     def bind(self, session: Session | None) -> None:
         self.session = session
@@ -79,24 +82,20 @@ class CrowdStream:
         return ()
 
     def write(self, frame: bytes, shared: bytes = b"") -> None:
-        self._outbox.write(frame, shared)
-
-    def _start(self, message: bytes) -> None:
-        self._wire.put(self, message)
+        if self.end is None:
+            self._wire.put(self, frame, shared)
 
     def take(self, message: bytes) -> None:
         self.last = message if len(message) <= self._wire.kept_bytes else b""
         if self.listener is not None:
             self.listener(message)
-        self._outbox.written()
 
     def finish(self, code: int, message: str) -> None:
         self.end = (code, message)
-        self._outbox.close()
 
     @property
     def backlog_bytes(self) -> int:
-        return self._outbox.backlog_bytes
+        return 0
 
     def frame(self) -> session_pb2.ServerFrame:
         return session_pb2.ServerFrame.FromString(self.last)
@@ -111,8 +110,7 @@ class Crowd:
         self.wire = Wire(kept_bytes)
         machine = Machine(Config(count, 77, recoverable=True, **settings), 0.0)
         self.service = Service(machine, self.clock)
-        self.turns = Turns(machine.config.limits.under_way_bytes, self.clock)
-        self.streams = [CrowdStream(self.wire, self.turns) for _ in range(count)]
+        self.streams = [CrowdStream(self.wire) for _ in range(count)]
         self._number = 0
 
     def clock(self) -> float:

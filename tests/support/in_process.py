@@ -14,11 +14,10 @@ from typing import Any
 
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.limits import Config
+from holdfast.coordination.server.listening import Listening, Tls
 from holdfast.coordination.server.service import Service
 from holdfast.coordination.server.sessions import Session
-from holdfast.coordination.server.transport_aio import AioTransport
-from holdfast.coordination.server.transport_completion_queue import CompletionQueueTransport
-from holdfast.coordination.server.transports import Listening
+from holdfast.coordination.server.transport import Transport
 from holdfast.proto import session_pb2
 
 INCARNATION = 77
@@ -30,6 +29,7 @@ class Served:
 
     address: str
     service: Service
+    transport: Transport
     stopping: threading.Event
     thread: threading.Thread
 
@@ -42,41 +42,36 @@ class Served:
 
 @contextmanager
 def serving(
-    num_tasks: int, *, aio: bool = False, token: str | None = None, **settings: Any
+    num_tasks: int,
+    *,
+    address: str = "127.0.0.1:0",
+    tls: Tls | None = None,
+    token: str | None = None,
+    **settings: Any,
 ) -> Iterator[Served]:
-    """Yields a service at a free port of loopback, over one of the two transports."""
+    """Yields a service at an address, at a free port of loopback where none is given."""
     stopping = threading.Event()
     bound = threading.Event()
-    listening = Listening("127.0.0.1:0", token=token)
+    listening = Listening(address, tls, token)
     service = Service(
         Machine(Config(num_tasks, INCARNATION, **settings), time.monotonic()),
         listening.clock,
         secured=listening.secured,
     )
-    ports: list[int] = []
 
     def reason() -> str | None:
         return "stopped" if stopping.is_set() else None
 
-    async def run_aio() -> None:
-        transport = AioTransport(service, listening)
-        ports.append(transport.bind())
-        bound.set()
-        await transport.serve(reason)
+    transport = Transport(service, listening)
+    port = transport.bind()
 
     def run() -> None:
-        if aio:
-            asyncio.run(run_aio())
-            return
-        transport = CompletionQueueTransport(service, listening)
-        ports.append(transport.bind())
-        bound.set()
-        transport.serve(reason)
+        asyncio.run(transport.serve(reason, bound.set))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     assert bound.wait(20)
-    served = Served(f"127.0.0.1:{ports[0]}", service, stopping, thread)
+    served = Served(f"127.0.0.1:{port}" if port else address, service, transport, stopping, thread)
     try:
         yield served
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from holdfast.coordination.names import (
     STACKS,
     STATUS,
 )
+from holdfast.coordination.server.listening import Tls
 from holdfast.coordination.server.profile_d import RPCS_D
 from holdfast.coordination.server.profiles import RPCS
 from holdfast.proto import (
@@ -37,6 +39,7 @@ MESSAGES = {
     PROFILE_D: distributed_runtime_pb2,
     "/holdfast.Coordination/": session_pb2,
 }
+TOKEN = "a token of the job, long enough"
 VICTIM = 1
 LIAR = 2
 FOR_ALL = {STATUS, STACKS}  # every holder of certificate and token may ask how the job is
@@ -48,6 +51,7 @@ class Security:
 
     folder: Path
     own: Credentials
+    server: Tls
     arguments: tuple[str, ...]
 
     def member(self) -> Credentials:
@@ -86,6 +90,9 @@ class _WithoutCertificate(Credentials):
         assert self.tls_ca is not None
         return grpc.ssl_channel_credentials(Path(self.tls_ca).read_bytes())
 
+    def tls_context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=self.tls_ca)
+
 
 def secure(folder: Path) -> Security:
     """Makes the files of a secured job."""
@@ -93,14 +100,16 @@ def secure(folder: Path) -> Security:
     server = authority.issue("server")
     client = authority.issue("client")
     token = folder / "token"
-    token.write_text("a token of the job, long enough\n")
+    token.write_text(f"{TOKEN}\n")
     arguments = (
         f"--tls-cert={server.cert}",
         f"--tls-key={server.key}",
         f"--tls-ca={server.ca}",
         f"--token-file={token}",
     )
-    return Security(folder, Credentials(str(token), client.cert, client.key, client.ca), arguments)
+    own = Credentials(str(token), client.cert, client.key, client.ca)
+    tls = Tls(Path(server.key), Path(server.cert), Path(server.ca))
+    return Security(folder, own, tls, arguments)
 
 
 def at_once(calls: list[Callable[[], object]]) -> None:

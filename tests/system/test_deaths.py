@@ -36,9 +36,7 @@ WAITING = program("deaths_waiting")
 
 
 @contextmanager
-def job(
-    count: int, *arguments: str, grace_s: float = 1.0, served: tuple[str, ...] = ()
-) -> Iterator[tuple[Processes, int]]:
+def job(count: int, *arguments: str, grace_s: float = 1.0) -> Iterator[tuple[Processes, int]]:
     """Yields processes that wait for the last of them, and its number."""
     options: dict[str, Any] = {
         "recoverable": True,
@@ -46,7 +44,7 @@ def job(
         "timeouts": ServiceTimeouts(heartbeat_s=HEARTBEAT_S),
     }
     with CoordinationService.spawn(
-        count, **options, arguments=(f"--reconnect-grace-s={grace_s}", *served)
+        count, **options, arguments=(f"--reconnect-grace-s={grace_s}",)
     ) as service:
         ranks = [
             {"OMPI_COMM_WORLD_RANK": str(index), "OMPI_COMM_WORLD_SIZE": str(count)}
@@ -94,18 +92,13 @@ def test_a_launchers_word_ends_every_wait(whose: str) -> None:
         assert failed_at - killed_at < HEARTBEAT_S / 10
 
 
-@pytest.mark.parametrize(
-    "served",
-    [(), pytest.param(("--public-api",), marks=pytest.mark.slow)],
-    ids=["completion-queue", "grpc.aio"],
-)
 @pytest.mark.parametrize("whose", ["ours", "jaxlib's"])
-def test_an_unseen_death_is_known_after_the_grace(whose: str, served: tuple[str, ...]) -> None:
+def test_an_unseen_death_is_known_after_the_grace(whose: str) -> None:
     """SIGKILL of one of three that nobody started for us: its kernel closes its connection, and 1 s
     later it is lost; jaxlib's agent too, which had a call under way. A blocking get of jaxlib's
     names nobody, and waits on.
     """
-    with job(3, "", whose, served=served) as (processes, pid):
+    with job(3, "", whose) as (processes, pid):
         killed_at = time.time()
         os.kill(pid, signal.SIGKILL)
         found = failures(processes, 2 if whose == "ours" else 1)

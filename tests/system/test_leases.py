@@ -8,37 +8,35 @@ import contextlib
 import os
 import queue
 import signal
+import socket
 import threading
 import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 
 from holdfast.coordination import CoordinationService, Credentials, Relay, ServiceTimeouts
 from holdfast.coordination.client.status import StatusClient
-from holdfast.coordination.names import SESSION
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.cluster import Processes
 from tests.support.paths import program
+from tests.support.raw_session import RawSession
 
 HEARTBEAT_S = 1.0
 
 
-class RawSession:
-    """A Session as bytes on a connection of its own, with a heartbeat four times in the timeout and
-    no patience to lose.
+class BeatingSession:
+    """A Session on a connection of its own, with a heartbeat four times in the timeout and no
+    patience to lose.
     """
 
     def __init__(self, address: str, process_id: int) -> None:
-        self._channel = grpc.insecure_channel(address, (("grpc.use_local_subchannel_pool", 1),))
-        self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._session = RawSession(address, timeout_s=60).open(process_id, 50 + process_id)
+        self._sending = threading.Lock()
         self.replies: queue.SimpleQueue[session_pb2.Reply] = queue.SimpleQueue()
         self.end: str | None = None
-        self.send(open=session_pb2.Open(process_id=process_id, incarnation=50 + process_id))
-        self._frames = self._channel.stream_stream(SESSION)(iter(self._out.get, None))
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=target, daemon=True) for target in (self._read, self._beat)
@@ -46,13 +44,9 @@ class RawSession:
         for thread in self._threads:
             thread.start()
 
-    def send(self, **frame: object) -> None:
-        self._out.put(session_pb2.ClientFrame(**frame).SerializeToString())  # type: ignore[arg-type]
-
     def ask(self, number: int, method: str, message: object) -> None:
-        self.send(
-            request=session_pb2.Request(id=number, method=method, body=message.SerializeToString())
-        )  # type: ignore[attr-defined]
+        with self._sending:
+            self._session.ask(number, method, message)
 
     def answer(self, number: int, timeout_s: float = 20) -> session_pb2.Reply:
         """Returns the reply to a request; heartbeats' are passed over."""
@@ -61,35 +55,32 @@ class RawSession:
         return reply
 
     def _read(self) -> None:
-        try:
-            for body in self._frames:
-                frame = session_pb2.ServerFrame.FromString(body)
+        with contextlib.suppress(OSError, EOFError):
+            while not (frame := self._session.read()).HasField("end"):
                 if frame.HasField("reply"):
                     self.replies.put(frame.reply)
-            self.end = "ended"
-        except grpc.RpcError as error:
-            self.end = str(error)
+            self.end = frame.end.message
+        self.end = self.end or "ended"
 
     def _beat(self) -> None:
-        while not self._stop.wait(HEARTBEAT_S / 4):
-            self.ask(1, "Heartbeat", coordination_pb2.HeartbeatRequest())
+        with contextlib.suppress(OSError):
+            while not self._stop.wait(HEARTBEAT_S / 4):
+                self.ask(1, "Heartbeat", coordination_pb2.HeartbeatRequest())
 
     def close(self) -> None:
         self._stop.set()
-        self._out.put(None)
-        self._channel.close()
+        self._session.connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(20)
+        self._session.close()
 
 
-@pytest.fixture(
-    params=[(), pytest.param(("--public-api",), marks=pytest.mark.slow)],
-    ids=["completion-queue", "grpc.aio"],
-)
-def service(request: pytest.FixtureRequest) -> Iterator[CoordinationService]:
+@pytest.fixture
+def service() -> Iterator[CoordinationService]:
     with CoordinationService.spawn(
         3,
         timeouts=ServiceTimeouts(heartbeat_s=HEARTBEAT_S),
         recoverable=True,
-        arguments=request.param,
     ) as service:
         yield service
 
@@ -100,7 +91,7 @@ def test_a_coordinator_that_was_stopped_loses_nobody(
     """It reads what has arrived before it lets time pass: all three live on, and a barrier whose
     last came meanwhile is passed.
     """
-    sessions = [RawSession(service.address, process_id) for process_id in range(3)]
+    sessions = [BeatingSession(service.address, process_id) for process_id in range(3)]
     try:
         for session in sessions:
             session.ask(2, "RegisterTask", coordination_pb2.RegisterTaskRequest())

@@ -12,16 +12,11 @@ from tests.support.jax_program import BIND, JAX_PROGRAM, preempted_at
 from tests.support.paths import program
 
 
-@pytest.mark.parametrize(
-    "options",
-    [(), pytest.param(("--public-api",), marks=pytest.mark.slow)],
-    ids=["completion-queue", "grpc.aio"],
-)
-def test_an_unmodified_jax_program_runs_on_four_processes(options: tuple[str, ...]) -> None:
+def test_an_unmodified_jax_program_runs_on_four_processes() -> None:
     """Devices, syncs, broadcast, all-gather, live_devices, the SIGTERM sync point and shutdown;
     then the coordinator ends by itself.
     """
-    with CoordinationService.spawn(4, arguments=options) as service:
+    with CoordinationService.spawn(4) as service:
         outputs = run_processes(JAX_PROGRAM, 4, arguments=[service.address], env=BIND)
         assert len(preempted_at(outputs)) == 1, outputs
         assert service.wait(20) == 0

@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,10 +25,16 @@ from holdfast.coordination import (
     CoordinationError,
     CoordinationService,
     Credentials,
+    StatusClient,
     Timeouts,
 )
-from holdfast.coordination.names import SESSION, STATUS
+from holdfast.coordination.client.stream import hello_of
+from holdfast.coordination.limits import Limits
+from holdfast.coordination.names import STATUS
+from holdfast.coordination.wire.frames import PREAMBLE, framed, head_of
 from holdfast.proto import coordination_pb2, session_pb2
+from tests.support.in_process import serving
+from tests.support.raw_session import RawSession
 from tests.support.secured import (
     LIAR,
     UNARY,
@@ -155,7 +162,6 @@ def test_fuzzed_frames_harm_nobody(guarded: Guarded, seed: int) -> None:
     barriers of the others go on.
     """
     chance = random.Random(seed)
-    metadata = guarded.hostile.metadata()
     methods = [
         "Barrier",
         "InsertKeyValue",
@@ -168,38 +174,37 @@ def test_fuzzed_frames_harm_nobody(guarded: Guarded, seed: int) -> None:
         "GetStatus",
         "nothing",
     ]
-    opening = session_pb2.ClientFrame(
-        open=session_pb2.Open(process_id=LIAR, incarnation=5)
-    ).SerializeToString()
-    with guarded.secured.channel(guarded.hostile) as channel:
-        for number in range(300):
-            frames = [opening]
-            for _ in range(10):
-                request = session_pb2.Request(
-                    id=chance.randrange(5),
-                    method=chance.choice(methods),
-                    body=chance.randbytes(chance.randrange(60)),
-                )
-                frame = bytearray(session_pb2.ClientFrame(request=request).SerializeToString())
-                for _ in range(chance.randrange(3)):
-                    frame[chance.randrange(len(frame))] = chance.randrange(256)
-                frames.append(
-                    bytes(frame)
-                    if chance.random() < 0.8
-                    else chance.randbytes(chance.randrange(80))
-                )
-            with contextlib.suppress(grpc.RpcError):
-                for _ in channel.stream_stream(SESSION)(iter(frames), timeout=5, metadata=metadata):
-                    pass
-            if number % 50 == 0:
-                guarded.together(f"frames {number}")
+    for number in range(300):
+        frames = []
+        for _ in range(10):
+            request = session_pb2.Request(
+                id=chance.randrange(5),
+                method=chance.choice(methods),
+                body=chance.randbytes(chance.randrange(60)),
+            )
+            frame = bytearray(session_pb2.ClientFrame(request=request).SerializeToString())
+            for _ in range(chance.randrange(3)):
+                frame[chance.randrange(len(frame))] = chance.randrange(256)
+            frames.append(
+                bytes(frame) if chance.random() < 0.8 else chance.randbytes(chance.randrange(80))
+            )
+        # Its own end is no news to it.
+        with RawSession(guarded.service.address, guarded.hostile) as session:
+            with contextlib.suppress(OSError, EOFError):
+                session.open(LIAR, 5)
+                for body in frames:
+                    session.send_bytes(body)
+                session.connection.settimeout(0.05)
+                session.end()
+        if number % 50 == 0:
+            guarded.together(f"frames {number}")
     guarded.together("after")
 
 
 @pytest.mark.parametrize("idle", [500, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_garbage_and_idle_connections_harm_nobody(guarded: Guarded, idle: int) -> None:
     """300 connections of garbage and many idle ones, all held open: barriers of the others go on,
-    and a newcomer is served.
+    a newcomer is served, and the garbage is counted.
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -213,7 +218,9 @@ def test_garbage_and_idle_connections_harm_nobody(guarded: Guarded, idle: int) -
                 guarded.together(f"garbage {number}")
         guarded.together("all are there")
         with guarded.secured.channel(guarded.hostile) as channel:
-            channel.unary_unary(STATUS)(b"", timeout=20, metadata=guarded.hostile.metadata())
+            call = channel.unary_unary(STATUS)
+            answer = call(b"", timeout=20, metadata=guarded.hostile.metadata())
+        assert session_pb2.StatusResponse.FromString(answer).turned_away >= 290
     guarded.together("after")
 
 
@@ -235,12 +242,10 @@ def test_bad_frames_end_their_own_session(
             open=session_pb2.Open(process_id=0, incarnation=1, num_processes=7)
         ).SerializeToString(): "PERMISSION_DENIED",
     }
-    with grpc.insecure_channel(service.address) as channel:
-        for frame, expected in cases.items():
-            call = channel.stream_stream(SESSION)(iter([frame]), timeout=10)
-            with pytest.raises(grpc.RpcError) as caught:
-                next(call)
-            assert caught.value.code().name == expected, frame
+    for frame, expected in cases.items():
+        with RawSession(service.address) as session:
+            session.send_bytes(frame)
+            assert session.end()[0] == expected, frame
     together(clients, "after")
 
 
@@ -253,31 +258,19 @@ def test_a_client_that_does_not_read_is_dropped(
     service, clients = opened
     clients[0].key_value_set_bytes("large", bytes(4 * 2**20))
     clients[1].shutdown()
-    get = coordination_pb2.GetKeyValueRequest(key="large").SerializeToString()
-    frames = [session_pb2.ClientFrame(open=session_pb2.Open(process_id=1, incarnation=5))]
-    frames += [
-        session_pb2.ClientFrame(
-            request=session_pb2.Request(id=number, method="GetKeyValue", body=get)
-        )
-        for number in range(1, 201)
-    ]
+    get = coordination_pb2.GetKeyValueRequest(key="large")
     before = _resident_bytes(service.pid)
     most = 0
-    with grpc.insecure_channel(
-        service.address, (("grpc.max_receive_message_length", -1),)
-    ) as channel:
-        call = channel.stream_stream(SESSION)(
-            (frame.SerializeToString() for frame in frames), timeout=60
-        )
+    with RawSession(service.address) as session, StatusClient(service.address) as asking:
+        session.open(1, 5)
+        for number in range(1, 201):
+            session.ask(number, "GetKeyValue", get)
         held = True
         while held:  # until the service has let the Session go
             most = max(most, _resident_bytes(service.pid))
-            answer = channel.unary_unary(
-                STATUS, response_deserializer=session_pb2.StatusResponse.FromString
-            )(b"", timeout=20)
-            held = answer.tasks[1].has_session or answer.calls < 200
-        call.cancel()
-    assert most - before < 300e6
+            status = asking.status()
+            held = status.tasks[1].has_session or status.calls < 200
+    assert most - before < 30e6
 
 
 def _resident_bytes(pid: int) -> int:
@@ -303,3 +296,38 @@ def test_a_flood_of_values_stops_at_the_quota(guarded: Guarded) -> None:
     assert refused >= 180 - 64
     assert most - before < 512 * 2**20 + 100e6
     guarded.together("after")
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A connection of a stranger's that stops in the middle; `sends` is what it says before."""
+
+    name: str
+    sends: bytes
+
+
+STOPPED = [
+    Stopped("nothing", b""),
+    Stopped("half a preamble", b"HF"),
+    Stopped("a preamble", PREAMBLE),
+    Stopped("half a frame", PREAMBLE + head_of(100) + b"x" * 50),
+    Stopped("a Hello", PREAMBLE + framed(hello_of(Credentials()))),
+    Stopped("the beginning of TLS", PREAMBLE + b"\x16\x03\x01\x00\xff\x01"),
+]
+
+
+@pytest.mark.parametrize("stopped", STOPPED, ids=lambda stopped: stopped.name)
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+def test_who_stops_in_the_middle_is_closed(security: Security, tls: bool, stopped: Stopped) -> None:
+    """Within the bound, wherever it stopped; counted, and not in memory."""
+    limits = Limits(idle_connection_s=1)
+    with serving(1, limits=limits, tls=security.server if tls else None) as served:
+        host, port = served.address.split(":")
+        with socket.create_connection((host, int(port)), 20) as stranger:
+            stranger.sendall(stopped.sends)
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(4096):  # a preamble, and perhaps an End
+                    pass
+        while served.service.status().turned_away != 1:
+            time.sleep(0.01)
+        assert not served.transport._streams

@@ -26,12 +26,22 @@ from holdfast.coordination import (
     ServiceTimeouts,
     Timeouts,
 )
-from holdfast.coordination.names import PROFILE_A, PROFILE_B, PROFILE_D, SESSION
+from holdfast.coordination.core.status import Code
+from holdfast.coordination.names import (
+    KEY_HEADER,
+    PROFILE_A,
+    PROFILE_B,
+    PROFILE_D,
+    SESSION,
+    TOKEN_HEADER,
+)
+from holdfast.coordination.wire.frames import VERSION
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.cluster import Processes
 from tests.support.grpc_words import GRPC_WORDS
 from tests.support.network import namespaces, python_in
 from tests.support.paths import program
+from tests.support.raw_session import RawSession
 from tests.support.secured import (
     FOR_ALL,
     LIAR,
@@ -56,13 +66,12 @@ def security(tmp_path_factory: pytest.TempPathFactory) -> Security:
     return secure(tmp_path_factory.mktemp("security"))
 
 
-@pytest.fixture(scope="module", params=["completion-queue", "grpc.aio"])
-def secured(request: pytest.FixtureRequest, security: Security) -> Iterator[Secured]:
-    public = ("--public-api",) if request.param == "grpc.aio" else ()
+@pytest.fixture(scope="module")
+def secured(security: Security) -> Iterator[Secured]:
     credentials = [security.member() for _ in range(3)]
     with ExitStack() as stack:
         service = stack.enter_context(
-            CoordinationService.spawn(3, recoverable=True, arguments=(*security.arguments, *public))
+            CoordinationService.spawn(3, recoverable=True, arguments=security.arguments)
         )
         clients = join(service.address, credentials)
         for client in clients:
@@ -77,26 +86,46 @@ def secured(request: pytest.FixtureRequest, security: Security) -> Iterator[Secu
 
 
 def every_rpc(
-    channel: grpc.Channel,
+    secured: Secured,
+    credentials: Credentials,
     metadata: tuple[tuple[str, str], ...],
     body: Callable[[str], bytes],
     opening: session_pb2.Open,
 ) -> dict[str, str]:
     """Calls every rpc, Session too, and returns how each ended."""
     ended = {}
-    for path in UNARY:
-        try:
-            channel.unary_unary(path)(body(path), timeout=10, metadata=metadata)
-            ended[path] = "OK"
-        except grpc.RpcError as error:
-            ended[path] = error.code().name
-    frame = session_pb2.ClientFrame(open=opening).SerializeToString()
-    try:
-        next(channel.stream_stream(SESSION)(iter([frame]), timeout=10, metadata=metadata))
-        ended[SESSION] = "OK"
-    except grpc.RpcError as error:
-        ended[SESSION] = error.code().name
+    with secured.channel(credentials) as channel:
+        for path in UNARY:
+            try:
+                channel.unary_unary(path)(body(path), timeout=10, metadata=metadata)
+                ended[path] = "OK"
+            except grpc.RpcError as error:
+                ended[path] = error.code().name
+    ended[SESSION] = opened(secured.address, credentials, metadata, opening)
     return ended
+
+
+def opened(
+    address: str,
+    credentials: Credentials,
+    metadata: tuple[tuple[str, str], ...],
+    opening: session_pb2.Open,
+) -> str:
+    """Opens a Session, and returns "OK" or how it ended."""
+    shown = dict(metadata)
+    hello = session_pb2.Hello(
+        version=VERSION,
+        authorization=shown.get(TOKEN_HEADER, ""),
+        key=shown.get(KEY_HEADER, ""),
+    )
+    frame = session_pb2.ClientFrame(hello=hello).SerializeToString()
+    try:
+        with RawSession(address, credentials, hello=frame) as session:
+            session.send(open=opening)
+            first = session.read()
+    except (OSError, EOFError):
+        return "UNAVAILABLE"
+    return Code(first.end.code).name if first.HasField("end") else "OK"
 
 
 NAMELESS = {
@@ -127,8 +156,8 @@ def test_a_stranger_is_served_nothing(secured: Secured, security: Security, who:
     """
     credentials = replace(security.stranger(who), key=secured.credentials[VICTIM].key)
     opening = session_pb2.Open(process_id=VICTIM, incarnation=5)
-    with secured.channel(credentials) as channel:
-        ended = every_rpc(channel, credentials.metadata(), in_the_name_of(VICTIM, secured), opening)
+    shown = credentials.metadata()
+    ended = every_rpc(secured, credentials, shown, in_the_name_of(VICTIM, secured), opening)
     assert set(ended.values()) == ({"UNAUTHENTICATED"} if "token" in who else {"UNAVAILABLE"}), (
         ended
     )
@@ -171,11 +200,13 @@ def test_a_member_speaks_for_no_other(secured: Secured, security: Security) -> N
         tasks = coordination_pb2.WatchTasksResponse.FromString(listed).task_state
         (agent,) = [task.incarnation for task in tasks if task.task_id == VICTIM]
         assert agent == secured.incarnation(VICTIM)  # so an incarnation proves nothing
-        body = in_the_name_of(VICTIM, secured)
-        opening = session_pb2.Open(process_id=VICTIM, incarnation=stolen)
-        ended = every_rpc(
-            channel, own.metadata(), lambda path: b"" if names_nobody(path) else body(path), opening
-        )
+    body = in_the_name_of(VICTIM, secured)
+    opening = session_pb2.Open(process_id=VICTIM, incarnation=stolen)
+
+    def unnamed(path: str) -> bytes:
+        return b"" if names_nobody(path) else body(path)
+
+    ended = every_rpc(secured, own, own.metadata(), unnamed, opening)
     refused = {
         path: code for path, code in ended.items() if path not in FOR_ALL and not names_nobody(path)
     }
@@ -194,8 +225,7 @@ def test_one_who_has_not_come_speaks_for_nobody(
     outsider = security.member()
     metadata = outsider.metadata()[:1] if keyless else outsider.metadata()
     opening = session_pb2.Open(process_id=VICTIM, incarnation=5)
-    with secured.channel(outsider) as channel:
-        ended = every_rpc(channel, metadata, in_the_name_of(VICTIM, secured), opening)
+    ended = every_rpc(secured, outsider, metadata, in_the_name_of(VICTIM, secured), opening)
     assert {ended.pop(path) for path in FOR_ALL} <= {"OK", "UNAVAILABLE"}
     assert set(ended.values()) == {"PERMISSION_DENIED"}, ended
     secured.still_serves()
@@ -271,17 +301,8 @@ def test_the_second_channel_is_its_owners_too(
                     with pytest.raises(grpc.RpcError) as caught:
                         channel.unary_unary(path)(body, timeout=20, metadata=liar.metadata())
                     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED, path
-                frame = session_pb2.ClientFrame(
-                    open=session_pb2.Open(process_id=1, incarnation=7)
-                ).SerializeToString()
-                with pytest.raises(
-                    grpc.RpcError, match="process 1 is another's, which has no Session now"
-                ):
-                    next(
-                        channel.stream_stream(SESSION)(
-                            iter([frame]), timeout=20, metadata=liar.metadata()
-                        )
-                    )
+            with RawSession(service.address, liar).open(1, 7) as session:
+                assert "process 1 is another's, which has no Session now" in session.end()[1]
             register(
                 shown[0].channel(service.address), shown[0], 0, 9
             )  # the owner's own agent is let in
@@ -313,10 +334,7 @@ def test_a_killed_process_comes_back_later(security: Security) -> None:
                     together([onlooker, back], "both")
 
 
-@pytest.mark.parametrize("public", [(), ("--public-api",)], ids=["completion-queue", "grpc.aio"])
-def test_a_certificate_gives_a_number(
-    security: Security, tmp_path: Path, public: tuple[str, ...]
-) -> None:
+def test_a_certificate_gives_a_number(security: Security, tmp_path: Path) -> None:
     """One that names processes speaks for these alone: nobody else comes first, over no channel,
     and a next life need not wait.
     """
@@ -328,7 +346,6 @@ def test_a_certificate_gives_a_number(
         f"--tls-key={server.key}",
         f"--tls-ca={server.ca}",
         f"--token-file={token}",
-        *public,
     )
 
     def holder(name: str, *processes: int) -> Credentials:

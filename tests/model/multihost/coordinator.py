@@ -4,6 +4,7 @@ journal.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import sqlite3
 import threading
@@ -17,9 +18,9 @@ from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.core.task_table import TaskState
 from holdfast.coordination.limits import Config
 from holdfast.coordination.server.journal import SqliteJournal
+from holdfast.coordination.server.listening import Listening
 from holdfast.coordination.server.service import Service
-from holdfast.coordination.server.transport_completion_queue import CompletionQueueTransport
-from holdfast.coordination.server.transports import Listening
+from holdfast.coordination.server.transport import Transport
 from tests.support.proxy import Proxy
 
 HEARTBEAT_S = 4.0
@@ -117,10 +118,9 @@ class _Life:
     def _run(self) -> None:
         # On this thread, since SQLite's connections are of the thread that opens them.
         self.service = MortalService(self._config, self._path, time.monotonic)
-        transport = CompletionQueueTransport(self.service, Listening("127.0.0.1:0"))
+        transport = Transport(self.service, Listening("127.0.0.1:0"))
         self.address = f"127.0.0.1:{transport.bind()}"
-        self._bound.set()
-        transport.serve(self._reason)
+        asyncio.run(transport.serve(self._reason, self._bound.set))
 
     def _reason(self) -> str | None:
         return "it was killed" if self._ends or self.service.dead.is_set() else None

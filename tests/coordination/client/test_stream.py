@@ -1,13 +1,11 @@
-"""A caller that waits for an answer reads for all: turns at reading, and what must not run in a
-caller's turn.
-"""
+"""The client's connection: a thread reads, callers send, and neither holds up the other."""
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +21,6 @@ from holdfast.coordination import (
     ServiceTimeouts,
     Timeouts,
 )
-from holdfast.coordination.client import frame_transport
 from tests.support.proxy import Proxy
 
 LONG_MS = 60_000
@@ -54,10 +51,8 @@ def wait_until_blocked(client: CoordinationClient, threads: int) -> None:
         time.sleep(0.001)
 
 
-def test_who_waits_long_reads_for_all(client: CoordinationClient) -> None:
-    """A call that waits for a key keeps reading, and eight threads' quick calls are answered
-    meanwhile; then its own is.
-    """
+def test_who_waits_long_holds_up_nobody(client: CoordinationClient) -> None:
+    """While a call waits for a key, eight threads' quick calls are answered; then its own is."""
     with ThreadPoolExecutor(9) as pool:
         late = pool.submit(client.blocking_key_value_get, "late", LONG_MS)
         wait_until_blocked(client, 1)
@@ -71,7 +66,7 @@ def test_who_waits_long_reads_for_all(client: CoordinationClient) -> None:
         assert late.result(30) == "here"
 
 
-def test_the_turn_passes_when_its_reader_is_answered(client: CoordinationClient) -> None:
+def test_answers_come_in_any_order(client: CoordinationClient) -> None:
     """Ten wait, each for a key of its own, and are answered in the reverse of the order in which
     they came.
     """
@@ -85,7 +80,7 @@ def test_the_turn_passes_when_its_reader_is_answered(client: CoordinationClient)
             assert waits[number].result(30) == str(number)
 
 
-def test_a_reader_of_a_stopped_service_is_freed(
+def test_callers_of_a_stopped_service_are_freed(
     service: CoordinationService,
 ) -> None:
     """With the service stopped, each of four callers ends with DEADLINE_EXCEEDED; continued, the
@@ -139,7 +134,7 @@ def test_listeners_are_notified_on_the_clients_own_thread(service: CoordinationS
 
 
 def test_listeners_are_notified_when_nobody_calls(service: CoordinationService) -> None:
-    """After the last call the stream's own thread reads again."""
+    """A change is pushed to a client that makes no call."""
     notified = threading.Event()
     with CoordinationClient(
         service.address,
@@ -152,15 +147,11 @@ def test_listeners_are_notified_when_nobody_calls(service: CoordinationService) 
         assert notified.wait(30)
 
 
-@pytest.mark.parametrize("tested", [True, False], ids=["queue", "public"])
 @pytest.mark.parametrize("breaks", [False, True], ids=["", "as the connection breaks"])
-def test_who_listens_does_not_read(
-    breaks: bool, tested: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While a listener runs on the stream's own thread, callers read for themselves, and open the
-    stream again. So the listener may wait for what another thread calls for.
+def test_who_listens_does_not_read(breaks: bool) -> None:
+    """While a listener runs on the stream's own thread the reader goes on, and a stream is opened
+    again. So the listener may wait for what another thread calls for.
     """
-    monkeypatch.setattr(frame_transport, "is_tested_grpc", lambda: tested)
     listening = threading.Event()
     answered = threading.Event()
     waited: list[bool] = []
@@ -191,11 +182,12 @@ def test_who_listens_does_not_read(
     assert waited and all(waited)
 
 
-def test_an_interrupt_frees_a_reader(client: CoordinationClient) -> None:
-    """Ctrl-C ends a wait of the main thread; another thread's wait and later calls are answered."""
+def test_an_interrupt_ends_its_call_alone(client: CoordinationClient) -> None:
+    """Ctrl-C ends a wait of the main thread; the Session goes on, and later calls are answered."""
+    main = threading.get_ident()
     with ThreadPoolExecutor(1) as pool:
         timer = threading.Thread(
-            target=lambda: (wait_until_blocked(client, 1), _thread.interrupt_main())
+            target=lambda: (wait_until_blocked(client, 1), signal.pthread_kill(main, signal.SIGINT))
         )
 
         def wait() -> None:
@@ -209,3 +201,72 @@ def test_an_interrupt_frees_a_reader(client: CoordinationClient) -> None:
         wait_until_blocked(client, 1)
         client.key_value_set("late", "here")
         assert late.result(30) == "here"
+    assert client.statistics()["reconnects"] == 0
+
+
+def test_a_request_that_is_sent_in_part_opens_the_session_again(
+    service: CoordinationService,
+) -> None:
+    """One larger than what lies between the two, into a stopped coordinator, ends at its time, and
+    one of which nothing was sent ends at its own; continued, calls are answered.
+    """
+    with CoordinationClient(
+        service.address, 0, timeouts=Timeouts(heartbeat_s=600, rpc_s=1.0)
+    ) as client:
+        os.kill(service.pid, signal.SIGSTOP)
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                large = pool.submit(client.key_value_set_bytes, "large", bytes(32 << 20))
+                wait_until_blocked(client, 1)
+                small = pool.submit(client.key_value_set, "small", "value")
+                for call in (large, small):
+                    failure = call.exception(30)
+                    assert isinstance(failure, CoordinationError)
+        finally:
+            os.kill(service.pid, signal.SIGCONT)
+        answer = None
+        while answer is None:
+            with contextlib.suppress(CoordinationError):
+                client.key_value_set("key", "value", allow_overwrite=True)
+                answer = client.key_value_try_get("key")
+        assert answer == "value"
+
+
+def test_another_program_is_told_at_once() -> None:
+    """One that answers otherwise, as gRPC's servers do, is no coordinator of this version."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(bytes([0, 0, 24, 4, 0, 0, 0, 0, 0]))
+                connection.recv(1 << 16)
+
+        pool.submit(answer)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(CoordinationError, match=r"UNIMPLEMENTED: what listens at .*older"):
+            CoordinationClient(address, 0, timeouts=Timeouts(init_s=30)).connect()
+
+
+def test_a_close_interrupts_a_connection_that_is_being_made() -> None:
+    """To a listener that takes nobody: `connect` ends at once."""
+    with socket.socket() as listener, contextlib.ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(3):  # until its queue is full
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        client = CoordinationClient(address, 0, timeouts=Timeouts(init_s=60))
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(client.connect)
+            wait_for_thread("holdfast-reader")
+            client.close()
+            assert isinstance(joining.exception(10), CoordinationError)
+
+
+def wait_for_thread(name: str) -> None:
+    """Waits until a thread of that name runs."""
+    while all(thread.name != name for thread in threading.enumerate()):
+        time.sleep(0.001)
