@@ -276,6 +276,16 @@ class CheckpointManager:
         self._durable.join()
         self._catalog.delete(step)
 
+    def delete_unheld(self, steps: Sequence[int]) -> list[int]:
+        """Deletes steps as a keep policy does: those that a reader holds stay. Returns which of the
+        steps are not there any more; one that was not there is no error. Otherwise as `delete`.
+        """
+        self._refuse_in_callback("delete_unheld")
+        self._check_writable()
+        checked = [check_step(step) for step in steps]
+        self._durable.join()
+        return self._catalog.delete_unheld(checked)
+
     def all_steps(self) -> list[int]:
         """Returns the steps that are there, ascending: the store's listing; in a group what all
         processes know alike (see `reload`).

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from .agreement.exchange import ask_primary
@@ -20,6 +20,7 @@ from .layouts.inspection import Structure, structure_of
 from .local_tier.parts import StepHead
 from .local_tier.tier import LocalTier
 from .saving.save import RootState
+from .steps.holds import letting_go
 from .steps.left_behind import NOTHING, left_among, read_marks
 from .steps.lineage import Position
 from .steps.opening import OpenRoot, list_root, look_at_steps
@@ -338,6 +339,29 @@ class StepCatalog:
             index.remove([step])
         self.state.report()
         self.state.worker.wait(timeout_s)
+
+    def delete_unheld(self, steps: Sequence[int]) -> list[int]:
+        """Deletes those of some steps that no reader holds, as a keep policy does; returns them, on
+        every process alike. Blocks. Raises CheckpointError.
+        """
+        root = self.root
+
+        def choose() -> list[int]:
+            with naming_path(root.where):
+                return marks.enter_context(letting_go(root.storage, steps, root.writer.id))
+
+        with contextlib.ExitStack() as marks:
+            going: list[int] = ask_primary(
+                root.group,
+                f"{root.messages}/unheld",
+                choose,
+                root.options.save_timeout_s,
+                question=f"{len(steps)} steps",
+            )
+            for step in going:
+                with contextlib.suppress(StepNotFound):  # another writer was first
+                    self.delete(step)
+        return going
 
     def _find(self, step: int, end_s: float) -> tuple[bool, bool]:
         """Returns, at the primary, whether the store has a step, and whether it is a local step or

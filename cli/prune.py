@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,7 +45,7 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
     from holdfast.checkpoint import CheckpointManager, Options, StepNotFound
     from holdfast.checkpoint.layouts.detect import find_steps, left_steps, nothing_at
     from holdfast.checkpoint.policy import to_delete, unknown_metrics
-    from holdfast.checkpoint.steps.holds import held_steps, letting_go
+    from holdfast.checkpoint.steps.holds import held_steps
     from holdfast.checkpoint.storage.path import open_storage
 
     policy = parse_rules(rules)
@@ -65,14 +64,8 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
         going = [step for step in going if step not in held]
         if going and not dry_run:
             options = Options(single_writer=single_writer)
-            with (
-                CheckpointManager(root, options=options) as manager,
-                letting_go(storage, going, manager._catalog.root.writer.id) as unheld,
-            ):
-                for step in unheld:
-                    with contextlib.suppress(StepNotFound):  # its job was first
-                        manager.delete(step)
-            going = unheld
+            with CheckpointManager(root, options=options) as manager:
+                going = manager.delete_unheld(going)
     kept = [facts.step for facts in steps if facts.step not in going]
     for sentence in unknown_metrics(policy, steps):
         click.echo(sentence, err=True)

@@ -19,6 +19,7 @@ from holdfast.checkpoint import (
     register_storage,
     save,
 )
+from holdfast.checkpoint.steps.holds import take_hold
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.tombstone import RECORD_NAME
@@ -152,6 +153,23 @@ def test_a_step_that_one_process_deletes_alone_puts_no_later_one_out_of_step(
     with groups(2) as both:
         found = at_once([lambda group=group: deletes(group) for group in both])
     assert found == [[2, 4, 5]] * 2
+
+
+def test_what_a_reader_holds_is_not_deleted_as_superfluous(tmp_path: Path) -> None:
+    """It stays on all processes alike, and what is not there is no error. No mark stays behind."""
+
+    def deletes(group: Group) -> list[object]:
+        with CheckpointManager(tmp_path / "root", group=group) as manager:
+            for step in (1, 2, 3):
+                manager.save(step, STATE).wait()
+            if group.index == 0:
+                assert take_hold(LocalStorage(str(tmp_path / "root")), 2, "2", 60.0)
+            return [manager.delete_unheld([1, 2, 7]), manager.all_steps()]
+
+    with groups(2) as all_of_them:
+        found = at_once([lambda group=group: deletes(group) for group in all_of_them])
+    assert found == [[[1, 7], [2, 3]]] * 2
+    assert len(list((tmp_path / "root" / ".holdfast" / "holds").iterdir())) == 1
 
 
 class _ReadsNamed(CountingStorage):
