@@ -14,7 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint import KeepLast
+import numpy as np
+
+from holdfast.checkpoint import Json, KeepLast, save
+from holdfast.checkpoint.layouts.base import CheckpointReader
+from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.steps import file_lock, object_claims
 from holdfast.checkpoint.steps.holds import take_hold
 from holdfast.checkpoint.storage.base import Storage
@@ -23,20 +27,21 @@ from holdfast.checkpoint.storage.local import LocalStorage
 from .bucket import REFUSED_AFTER, ModelBucket, Objects
 from .disk import AFTER, BEFORE, LATE, NOT_FOUND, Disk, memory_folder, observed_calls
 from .hosts import HostSaver, check_hosts, modelled_peers
-from .messages import ModelGroup, Post
-from .programs import Manager, read_held, read_newest, read_step, sweep
+from .messages import TIMES_OUT, ModelGroup, Post
+from .programs import Manager, convert_into, read_held, read_newest, read_step, sweep
 from .rules import BOUNDED, FAILED, HELD, LIVES, ONE_MEANING, SAVED, Began, Broken
 from .scheduler import Chooser, Run
 from .search import Choice, Replay, Search
 from .story import tell
-from .world import Faults, World, repeatable
+from .world import Faults, World, letters, repeatable
 
 
 class Scene:
     """One execution before it begins: its world, and its store."""
 
-    def __init__(self, world: World, kind: str, folder: str) -> None:
+    def __init__(self, world: World, kind: str, folder: str, source: CheckpointReader) -> None:
         self.world = world
+        self.source = source
         self._kind = kind
         self._folder = folder
         self._objects = Objects()
@@ -121,6 +126,15 @@ class Configuration:
     most_executions: int = 200_000
     most_s: float = 600.0
 
+    @property
+    def bounds(self) -> str:
+        """What is searched of all that could be, in words."""
+        told = [f"`{who}`: {faults}" for who, faults in self.faults.items()]
+        if self.first[0]:
+            told.insert(0, f"from where `{self.first[0]}` comes to `{self.first[1].strip()}`")
+        told += [f"`{who}` leaves its files to the sweep" for who in sorted(self.leaves_files)]
+        return "; ".join(told) or "no faults"
+
 
 class Searcher:
     """Searches configurations, one after the other, in a folder of its own."""
@@ -128,13 +142,17 @@ class Searcher:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._numbers = itertools.count()
+        # What a conversion reads: its value has the id that the first save of `c` has.
+        items = {"state": Json([letters("c", 8, 1), 0]), "weights": np.arange(3.0)}
+        save(f"{folder}/source", items=items, step=5)
+        self._source = open_checkpoint(f"{folder}/source")
 
     def world(self, configuration: Configuration, chooser: Chooser) -> World:
         """Returns a fresh execution."""
         folder = f"{self._folder}/{next(self._numbers)}"
         world = World(chooser, configuration.faults)
         world.run.folder = folder  # type: ignore[attr-defined]
-        scene = Scene(world, configuration.store, folder)
+        scene = Scene(world, configuration.store, folder, self._source)
         world.run.scene = scene  # type: ignore[attr-defined]
         try:
             configuration.prepare(scene)
@@ -233,6 +251,27 @@ def _two_writers(scene: Scene) -> None:
     second = scene.manager("b")
     scene.add("a", lambda: first.save(5))
     scene.add("b", lambda: second.save(5))
+
+
+def _conversion_and_save(scene: Scene) -> None:
+    writer = scene.manager("a")
+    scene.add("c", lambda: convert_into(scene.world, scene.source, scene.storage()))
+    scene.add("a", lambda: writer.save(5))
+
+
+def _conversion_and_sweep(scene: Scene) -> None:
+    told: list[str] = []
+
+    def convert_it() -> None:
+        told.append(convert_into(scene.world, scene.source, scene.storage()))
+
+    def check() -> None:
+        if told != [SAVED]:
+            raise Broken(LIVES, f"a conversion beside a sweep is told as {told}")
+
+    scene.add("c", convert_it)
+    scene.add("s", lambda: sweep(scene.storage()))
+    scene.world.last_checks.append(check)
 
 
 def _writer_and_sweep(scene: Scene) -> None:
@@ -402,6 +441,15 @@ CONFIGURATIONS = (
         faults={"a": ONE_ERROR},
         large=["folder"],
     ),
+    *_both("a conversion beside a save", _conversion_and_save, large=["folder"]),
+    _in("bucket", "a conversion beside a save, it dies", _conversion_and_save, faults={"c": DIES}),
+    _in(
+        "bucket",
+        "a conversion beside a save, one error",
+        _conversion_and_save,
+        faults={"c": ONE_ERROR},
+    ),
+    *_both("a conversion beside a sweep", _conversion_and_sweep, large=["folder"]),
     *_both("a writer and a sweep", _writer_and_sweep),
     *_both("a writer and a sweep, the writer dies", _writer_and_sweep, faults={"a": DIES}),
     *_both("an opening and a save, beside a sweep", _opening_and_sweep, large=["folder"]),
@@ -420,7 +468,7 @@ CONFIGURATIONS = (
         _fenced_writer,
         first=COMMITS,
         leaves_files=frozenset("a"),
-        faults={"a": Faults(frozenset({LATE}), most=1, where=("link ",))},
+        faults={"a": Faults(frozenset({LATE}), most=1, where=("link ",), always=True)},
         is_large=True,
     ),
     _in("bucket", "a writer and its successor", _writer_and_successor),
@@ -479,5 +527,11 @@ CONFIGURATIONS = (
         first=("a", "serves "),
         faults={"b": DIES},
         is_large=True,
+    ),
+    _in(
+        "folder",
+        "a local save of two, the primary lost",
+        local_saves,
+        faults={"a": DIES, "b": Faults(frozenset({TIMES_OUT}), most=1, where=("for outcome",))},
     ),
 )

@@ -15,7 +15,21 @@ from pathlib import Path
 from holdfast.checkpoint.format.item_report import FILE_NAME
 from tests.support.tracing import read_log
 
-from .rules import FAILED, RECORD, SAVED, Broken, Durable, Effect, Gone, Judge, Named, Told, Took
+from .rules import (
+    FAILED,
+    RECORD,
+    SAVED,
+    Broken,
+    Decides,
+    Durable,
+    Effect,
+    Gone,
+    Holds,
+    Judge,
+    Named,
+    Told,
+    Took,
+)
 
 
 def refusal(effects: Sequence[Effect]) -> str:
@@ -173,6 +187,20 @@ def no_sync(effects: list[Effect]) -> list[Effect] | None:
     return [each for each in effects if not (isinstance(each, Durable) and each.name == lost)]
 
 
+def held_step_goes(effects: list[Effect]) -> list[Effect] | None:
+    """A reader has been told that it holds a step, and a keep policy deletes it all the same."""
+    for at, each in enumerate(effects):
+        if not isinstance(each, Decides):
+            continue
+        for step in each.steps:
+            if any(
+                isinstance(gone, Gone) and gone.name == f"{step}/{RECORD}" for gone in effects[at:]
+            ):
+                held = Holds("forger", step, ".holdfast/holds/forged")
+                return [*effects[: at + 1], held, *effects[at + 1 :]]
+    return None
+
+
 FORGERIES: tuple[Forgery, ...] = (
     record_goes,
     pack_goes,
@@ -185,6 +213,7 @@ FORGERIES: tuple[Forgery, ...] = (
     other_step,
     claim_comes_late,
     no_sync,
+    held_step_goes,
 )
 
 

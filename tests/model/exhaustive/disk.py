@@ -8,6 +8,7 @@ import contextlib
 import errno
 import fcntl
 import functools
+import glob
 import io
 import os
 import shutil
@@ -179,6 +180,11 @@ def _writes(key: str) -> tuple[Access, ...]:
 @functools.lru_cache(1 << 14)
 def _lists(key: str) -> tuple[Access, ...]:
     return (*_above(key), (key, READ), (key + "/", READ))
+
+
+def _file_of(key: str) -> tuple[str, str]:
+    """Returns the key of a file that has the same last name wherever its folder goes."""
+    return "file", key.rpartition("/")[2]
 
 
 def _failed(error: OSError, key: str) -> None:
@@ -377,6 +383,8 @@ def _changing(name: str) -> Any:
         accesses = _changes(key)
         if name == "rmdir":
             accesses = (*accesses, (key + "/", READ))
+        elif name == "unlink" and key.endswith(".record"):
+            accesses = (*accesses, (_file_of(key), WRITE))
 
         def changed(_: None) -> None:
             if name == "unlink":
@@ -461,11 +469,16 @@ def _link(source: Any, target: Any, **options: Any) -> None:
             task = current_task()
             assert task is not None
             try:
-                world.step(task, f"a late link lands: {disk.shown(new)}", _changes(new), ())
+                # Of a file that has no name left no link is made.
+                accesses = (*_changes(new), (_file_of(key), READ))
+                world.step(task, f"a late link lands: {disk.shown(new)}", accesses, ())
                 world.count("late links")
-                with contextlib.suppress(OSError):
-                    real(f"/proc/self/fd/{file}", target, follow_symlinks=True)
-                    disk.named(new, source=key)
+                with contextlib.suppress(FileNotFoundError, FileExistsError):
+                    # Without a `dir_fd` Python makes a call that follows no link of /proc.
+                    real(f"/proc/self/fd/{file}", target, src_dir_fd=file)
+                    now = disk.key(os.readlink(f"/proc/self/fd/{file}"))
+                    disk.named(new, source=now or key)
+                    world.count("late links that landed")
             finally:
                 _REAL["close"](file)
 
@@ -599,6 +612,9 @@ def observed_calls() -> Iterator[None]:
     vars(fcntl).update(flock=_flocked)
     vars(io).update(open=_opened)
     vars(shutil).update(rmtree=_removed_tree)
+    globber = getattr(glob, "_StringGlobber", None)  # from Python 3.13 on it has a name of its own
+    if globber is not None:
+        globber.scandir = staticmethod(_scandir)
     try:
         yield
     finally:
@@ -607,6 +623,8 @@ def observed_calls() -> Iterator[None]:
         vars(fcntl).update(flock=_flock)
         vars(io).update(open=_io_open)
         vars(shutil).update(rmtree=_rmtree)
+        if globber is not None:
+            globber.scandir = staticmethod(_REAL["scandir"])
 
 
 @contextlib.contextmanager

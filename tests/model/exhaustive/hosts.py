@@ -8,6 +8,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,17 @@ from .rules import SAVED, STAYS, Broken
 from .scheduler import OK, READ, WRITE, Access, current_task
 from .world import World
 
+_RANK = re.compile(r"(?:part-)?(\d{5})[^/]*$")
+
+
+def _served(process: str, name: str, mode: int) -> Access:
+    """Returns the access to what a host serves of one process's part of one save: the names of the
+    part and of its files have both.
+    """
+    rank = _RANK.search(name)
+    assert rank is not None, name
+    return ("served", process, "/".join(name.split("/")[:2]), rank[1]), mode
+
 
 class ModelServer:
     """What one host serves."""
@@ -42,25 +54,27 @@ class ModelServer:
         self.folders: dict[str, Path] = {}
         self.given_up: set[str] = set()
 
-    def _step(self, verb: str, name: str) -> None:
+    def _step(self, label: str, names: Iterable[str]) -> None:
         task = current_task()
         assert task is not None
-        self.world.step(task, f"{verb} {name}", ((("served", self.process), WRITE),), ())
+        accesses = dict.fromkeys(_served(self.process, name, WRITE) for name in names)
+        self.world.step(task, label, tuple(accesses), ())
 
     def publish(self, folder: Path, name: str, files: Iterable[str]) -> None:
         """Serves a part and its files."""
-        self._step("serves", name)
+        self._step(f"serves {name}", [name])
         self.folders.update(dict.fromkeys([name, *files], folder))
 
     def give_up(self, name: str) -> None:
         """Says that a part will not come."""
-        self._step("gives up", name)
+        self._step(f"gives up {name}", [name])
         self.given_up.add(name)
 
     def withdraw(self, folder: str) -> None:
         """Serves nothing of a folder any more."""
-        self._step("withdraws", folder)
-        for name in [name for name in self.folders if name.startswith(folder)]:
+        names = [name for name in self.folders if name.startswith(f"{folder}/")]
+        self._step(f"withdraws {folder}", names)
+        for name in names:
             del self.folders[name]
 
 
@@ -81,32 +95,27 @@ class ModelPeer:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def _step(self, label: str, *, waits_for: str = "") -> bool:
-        """Takes a step; says whether the host answers."""
+    def _step(self, label: str, name: str, *, waits: bool = False) -> bool:
+        """Takes a step that asks for a name; says whether the host answers."""
         server = self._server
         run = self._world.run
 
         def is_ready() -> bool:
             is_dead = server.process in run.dead
-            return is_dead or waits_for in server.folders or waits_for in server.given_up
+            return is_dead or name in server.folders or name in server.given_up
 
-        accesses: list[Access] = [
-            (("served", server.process), READ),
-            (("alive", server.process), READ),
-        ]
-        ready = is_ready if waits_for else None
-        variant = self._world.step(
-            self._task, label, accesses, (), ready=ready, can_time_out=bool(waits_for)
-        )
+        accesses = [_served(server.process, name, READ), (("alive", server.process), READ)]
+        ready = is_ready if waits else None
+        variant = self._world.step(self._task, label, accesses, (), ready=ready, can_time_out=waits)
         assert variant == OK
-        if waits_for and not is_ready():
+        if waits and not is_ready():
             run.actual = None
             return False
         return server.process not in run.dead
 
     def wait(self, name: str, timeout_s: float) -> bytes:
         """Returns a part once it is served."""
-        if not self._step(f"asks {self._server.process} for {name}", waits_for=name):
+        if not self._step(f"asks {self._server.process} for {name}", name, waits=True):
             raise PeerFailed(errno.EIO, f"{self.address} does not answer")
         if name in self._server.given_up:
             raise FileNotFoundError(errno.ENOENT, "it will not come", name)
@@ -116,7 +125,7 @@ class ModelPeer:
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview], timeout_s: float) -> int:
         """Fills buffers with bytes of a file that is served."""
-        if not self._step(f"copies {name} from {self._server.process}"):
+        if not self._step(f"copies {name} from {self._server.process}", name):
             raise PeerFailed(errno.EIO, f"{self.address} does not answer")
         folder = self._server.folders.get(name)
         if folder is None:
@@ -198,6 +207,10 @@ class HostSaver:
         )
         how = told_of(self.steps.save(save))
         self.told.append((step, how))
+        # It may die here too, and its host be lost: what it was told counts.
+        task = current_task()
+        assert task is not None
+        self._world.step(task, "is told how it ended", ((("told", task.process), WRITE),), ())
         return how
 
 

@@ -8,30 +8,24 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import rules
 
 
-@dataclass(frozen=True)
-class Mutation:
-    """A rule of the code that is taken back: in `function` of a module, `text` becomes `instead`.
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """A change of the code: in `function` of a module, `text` becomes `instead`."""
 
-    `found_in` are the configurations that miss it, and `breaks` the invariants that they name.
-    """
-
-    name: str
     module: str
     function: str
     text: str
     instead: str
-    found_in: str
-    breaks: tuple[str, ...]
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Has the code go without the rule."""
+        """Has the code go so."""
         module = importlib.import_module(f"holdfast.checkpoint.{self.module}")
         owner: Any = module
         *path, last = self.function.split(".")
@@ -40,11 +34,11 @@ class Mutation:
         real = inspect.getattr_static(owner, last)
         function = real.func if hasattr(real, "func") else real
         source = textwrap.dedent(inspect.getsource(function))
-        assert source.count(self.text) == 1, f"{self.name}: {self.function} reads otherwise now"
+        assert source.count(self.text) == 1, f"{self.function} reads otherwise now: {self.text}"
         scope: dict[str, Any] = {}
         code = compile(
             "from __future__ import annotations\n" + source.replace(self.text, self.instead),
-            f"<{self.name}>",
+            f"<{self.instead}>",
             "exec",
         )
         exec(code, module.__dict__, scope)
@@ -65,6 +59,25 @@ class Mutation:
             setattr(owner, last, real)
             for other, name in takers:
                 setattr(other, name, real)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutation(Edit):
+    """A rule of the code that is taken back, `besides` where it is kept in a second place too.
+
+    `found_in` are the configurations that miss it, and `breaks` the invariants that they name.
+    """
+
+    name: str = field(kw_only=False)
+    found_in: str
+    breaks: tuple[str, ...]
+    besides: Edit | None = None
+
+    @contextlib.contextmanager
+    def taken_back(self) -> Iterator[None]:
+        """Has the code go without the rule."""
+        with self.applied(), self.besides.applied() if self.besides else contextlib.nullcontext():
+            yield
 
 
 PROTOCOL = "agreement.save_protocol"
@@ -107,6 +120,21 @@ MUTATIONS = (
         instead="return _not_committed(key, SaveFailed('not heard'))",
         found_in="the primary dies",
         breaks=(rules.NO_GUESS, rules.WHOLE, rules.ONE_MEANING),
+    ),
+    Mutation(
+        "reports are not looked at",
+        module=PROTOCOL,
+        function="_commit",
+        text="check_save_reports(reports, key, writers)",
+        instead="pass",
+        besides=Edit(
+            module="saving.save",
+            function="SnapshotWork.build",
+            text="for report in reports]",
+            instead="for report in reports if name in report.items]",
+        ),
+        found_in="a group of two, one error",
+        breaks=(rules.EXACT,),
     ),
     Mutation(
         "whose record stands does not matter",
@@ -265,6 +293,24 @@ MUTATIONS = (
         breaks=(rules.STAYS, rules.ONE_MEANING),
     ),
     Mutation(
+        "a sweep does not look a second time in a folder",
+        module=GARBAGE,
+        function="_delete_suspects",
+        text="names = _unnamed(storage, step_dir, names)\n    delete_files",
+        instead="pass\n    delete_files",
+        found_in="a link that lands late, beside a sweep",
+        breaks=(rules.WHOLE,),
+    ),
+    Mutation(
+        "a sweep leaves a fenced writer's record",
+        module="steps.local_claims",
+        function="LocalClaims.bury",
+        text="record.unlink(missing_ok=True)",
+        instead="pass",
+        found_in="a link that lands late, beside a sweep",
+        breaks=(rules.WHOLE,),
+    ),
+    Mutation(
         "a sweep takes every writer for dead",
         module="steps.claims",
         function="may_fence",
@@ -364,5 +410,41 @@ MUTATIONS = (
         instead="pass",
         found_in="going back and saving on",
         breaks=(rules.LEFT,),
+    ),
+    Mutation(
+        "a local save that nobody was told of is a failure",
+        module=PROTOCOL,
+        function="unheard_locally",
+        text="return SaveResult(key, CommitUnknown(message, step=key.step))",
+        instead="return _not_committed(key, SaveFailed(message, step=key.step))",
+        found_in="a local save of two, the primary lost",
+        breaks=(rules.STAYS,),
+    ),
+    Mutation(
+        "a local save that nobody was told of is there",
+        module=PROTOCOL,
+        function="unheard_locally",
+        text="return SaveResult(key, CommitUnknown(message, step=key.step))",
+        instead="return SaveResult(key)",
+        found_in="a local save of two, the primary lost",
+        breaks=(rules.STAYS,),
+    ),
+    Mutation(
+        "an older local step goes for one that nobody was told of",
+        module=PROTOCOL,
+        function="local_saves_to_delete",
+        text="return [own] if result.deletable else []",
+        instead="return [own] if result.deletable else [each for each in written if each != own]",
+        found_in="a local save of two, the primary lost",
+        breaks=(rules.STAYS,),
+    ),
+    Mutation(
+        "a host reports before it has copied its peer's part",
+        module="local_tier.local_save",
+        function="LocalSave._write_and_copy",
+        text="for owner in place.meeting.copies_from:",
+        instead="for owner in ():",
+        found_in="a local save of two, the primary lost",
+        breaks=(rules.STAYS,),
     ),
 )

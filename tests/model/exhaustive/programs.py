@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast.checkpoint import (
     CheckpointError,
+    CommitUnknown,
     Corrupt,
     KeepAll,
     Options,
@@ -22,6 +23,7 @@ from holdfast.checkpoint import (
 from holdfast.checkpoint import manager_parts as parts
 from holdfast.checkpoint.agreement.save_protocol import SaveResult
 from holdfast.checkpoint.format.record import read_record
+from holdfast.checkpoint.layouts.base import CheckpointReader
 from holdfast.checkpoint.layouts.detect import ForeignSteps
 from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
 from holdfast.checkpoint.options import Statistics
@@ -38,6 +40,8 @@ from holdfast.checkpoint.steps.opening import look_at_steps
 from holdfast.checkpoint.steps.step_files import StepDeleter
 from holdfast.checkpoint.storage.base import Storage
 from holdfast.checkpoint.storage.path import StorePath
+from holdfast.checkpoint.tools.convert import convert
+from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import Solo
 
@@ -107,7 +111,9 @@ class Manager:
         sweep_files(self.storage, self.root.claims)
 
     def save(self, step: int, *, overwrite: bool = False) -> str:
-        """Saves a step, whose value is the save's id; returns what this process was told."""
+        """Saves a step, whose value is the save's id, and the process; returns what this process
+        was told.
+        """
         world = self._world
         self._counter += 1
         save_id = f"{self.id}{self._counter:08x}"
@@ -119,7 +125,7 @@ class Manager:
         save = self._saver.new_save(self._counter, step)
         save.overwrite = place.replaces
         save.place = place
-        text = json.dumps(save_id).encode()
+        text = json.dumps([save_id, self.root.group.index]).encode()
         save.values["state"] = JsonValue(text, self.root.group.count > 1)
         save.started_s = world.now_s
         save.may_miss = False
@@ -169,6 +175,22 @@ class Manager:
         self.root.give_up()
 
 
+def convert_into(world: World, source: CheckpointReader, storage: Storage) -> str:
+    """Does what `holdfast convert` does: what lies elsewhere, whose value has the id that the save
+    will have, becomes a step of a root. Returns what this process was told.
+    """
+    how = SAVED
+    try:
+        convert(source, StorePath(storage), "holdfast")
+    except CommitUnknown:
+        how = UNKNOWN
+    except HoldfastError:
+        how = FAILED
+    assert source.info.step is not None
+    world.effect(Told(world.who(), source.json("state")[0], source.info.step, how))
+    return how
+
+
 def sweep(storage: Storage, *, force: bool = False, spares: str = "") -> None:
     """Does what `holdfast sweep` does to a root; it spares one writer."""
     claims = open_claims(storage)
@@ -189,15 +211,21 @@ def read_newest(world: World, storage: Storage) -> int | None:
 
 
 def read_step(world: World, storage: Storage, step: int, *, as_newest: bool = False) -> int | None:
-    """Restores a step that was listed; returns it, None where it is gone."""
+    """Restores a step that was listed, with what each process has saved; returns it, None where it
+    is gone.
+    """
     who = world.who()
     try:
         record = read_record(storage, str(step))
-        value = HoldfastCheckpoint(StorePath(storage, str(step)), record).json("state")
+        checkpoint = HoldfastCheckpoint(StorePath(storage, str(step)), record)
+        processes = range(record.processes)
+        values = [checkpoint.json("state", each) for each in processes]
     except (StepNotFound, StepGone, Corrupt) as error:
         world.effect(Failed(who, step, str(error)))
         return None
-    world.effect(Took(who, step, value, as_newest))
+    for process, (save, owner) in zip(processes, values, strict=True):
+        told = save if owner == process else f"{save} of process {owner}, as process {process}'s"
+        world.effect(Took(who, step, told, as_newest))
     return step
 
 

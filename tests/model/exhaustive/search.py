@@ -97,6 +97,7 @@ class Search:
         self.steps = 0
         self.longest = 0
         self.seconds = 0.0
+        self.cpu_s = 0.0
         self.counts: dict[str, int] = {}  # of what has happened, over all executions
         self.last_run: Run | None = None
         self.found: list[Choice] = []  # the choices of the shortest violation
@@ -106,6 +107,7 @@ class Search:
         with the shortest story, which is `found` then; None where there is none. Raises TooLarge.
         """
         began = time.perf_counter()
+        cpu_began = time.process_time()
         end = math.inf
         violation: Exception | None = None
         try:
@@ -128,6 +130,7 @@ class Search:
                     raise TooLarge(self._progress())
         finally:
             self.seconds = time.perf_counter() - began
+            self.cpu_s = time.process_time() - cpu_began
 
     @staticmethod
     def _cost(choices: Sequence[Choice]) -> tuple[int, int]:
@@ -142,9 +145,15 @@ class Search:
         counts = ", ".join(f"{count} x {what}" for what, count in sorted(self.counts.items()))
         return (
             f"{self.executions:,} executions, {self.repeated:,} cut off, {self.longest} steps at"
-            f" most, {self.seconds:.1f} s, {1000 * self.seconds / tried:.1f} ms each"
-            + (f"; {counts}" if counts else "")
+            f" most, {self.seconds:.1f} s, of the CPU {self.cpu_s:.1f} s,"
+            f" {1000 * self.cpu_s / tried:.1f} ms each" + (f"; {counts}" if counts else "")
         )
+
+    @property
+    def processes(self) -> int:
+        """How many processes there are: the kernel's and the store's own doings are none."""
+        assert self.last_run is not None
+        return len({task.process for task in self.last_run.tasks if task.process.isalpha()})
 
     @property
     def choices(self) -> list[Choice]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 from holdfast.checkpoint import CheckpointManager, KeepLast
 from tests.support.killpoints import build, walk, walk_branch
 from tests.support.object_servers import BUCKET, s3_server
+from tests.support.paths import ROOT
 from tests.support.tracing import TRACES, read_log, trace
 
 from .conformance import FORGERIES, refusal
@@ -93,6 +97,32 @@ def test_a_thousand_real_runs_conform(folder: Path, tmp_path: Path) -> None:
     traces = judge(folder)
     print(f"{len(traces)} traces of {sum(map(len, traces)):,} events conform")
     assert len(traces) >= 1000
+    check_forgeries(traces)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_duels_and_power_cuts_conform(folder: Path) -> None:
+    """Two managers that fight for each step of a root, and writers whose disk loses its power
+    (where such a disk can be made).
+    """
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-k", "winner or survives"]
+    files = ["tests/system/test_duels.py", "tests/system/test_power_cut.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, *files],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    traces = judge(folder)
+    who = [{effect.who for effect in effects} for effects in traces]
+    assert {"process 0", "process 1"} in who, done.stdout
+    print(f"{len(traces)} traces of {sum(map(len, traces)):,} events conform")
     check_forgeries(traces)
 
 

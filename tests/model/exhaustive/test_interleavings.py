@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from .__main__ import row
 from .configurations import CONFIGURATIONS, Configuration, Searcher, searcher
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -33,5 +34,6 @@ def test_every_interleaving_keeps_the_rules(
     """
     search, violation = own_searcher.search(configuration)
     print(f"{configuration.name}: {search.told}")
+    print(row(configuration, search))
     if violation is not None:
         pytest.fail(own_searcher.story(configuration, search.found, violation))

@@ -21,7 +21,7 @@ def test_each_rule_is_missed_when_it_goes(own_searcher: Searcher, mutation: Muta
     """One of the configurations that it names comes to an execution that breaks its invariant."""
     chosen = [each for each in CONFIGURATIONS if mutation.found_in in each.name]
     assert chosen, f"no configuration is called {mutation.found_in}"
-    with mutation.applied():
+    with mutation.taken_back():
         for configuration in sorted(chosen, key=lambda each: each.store):
             search, violation = own_searcher.search(configuration, shortest_within_s=SHORTEST_S)
             if violation is None:

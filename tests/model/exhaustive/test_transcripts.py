@@ -34,7 +34,7 @@ def test_transcripts_are_what_the_code_does() -> None:
 )
 def test_a_rule_that_goes_changes_a_transcript(mutation: Mutation) -> None:
     """Or its story breaks an invariant on the way."""
-    with mutation.applied():
+    with mutation.taken_back():
         try:
             changed = pages() != _written()
         except Broken as broken:

@@ -36,13 +36,23 @@ NOW_S = float(int(_time()))
 
 @dataclass(frozen=True)
 class Faults:
-    """What may happen to one process: so many errors of these kinds, and a death at any step."""
+    """What may happen to one process: so many errors of these kinds, and a death at any step. With
+    `always` the first calls that can fail do.
+    """
 
     kinds: frozenset[str] = frozenset()
     most: int = 0
     crashes: bool = False
+    always: bool = False
     # only calls whose label holds one of these; none: all
     where: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        told = ["dies at any step"] if self.crashes else []
+        if self.most:
+            at = f" of {', '.join(each.strip() for each in self.where)}" if self.where else ""
+            told.append(f"{self.most} call{at} fails: {', '.join(sorted(self.kinds))}")
+        return "; ".join(told)
 
 
 @dataclass(frozen=True)
@@ -165,8 +175,9 @@ class World:
         if task.budget:
             policy = self.faults[task.process]
             if not policy.where or any(part in label for part in policy.where):
-                variants += [each for each in faults if each in policy.kinds]
-        if task.may_crash:
+                errors = [each for each in faults if each in policy.kinds]
+                variants = errors if policy.always and errors else [OK, *errors]
+        if task.may_crash and not self._is_lost_with(task.process, accesses):
             variants.append(CRASH)
         stop = Stop(label, accesses, tuple(variants), ready, can_time_out)
         variant = self.run.stop(task, stop)
@@ -175,6 +186,14 @@ class World:
             task.budget -= 1
             self.count(variant)
         return variant
+
+    def _is_lost_with(self, process: str, accesses: Sequence[Access]) -> bool:
+        """Says whether a step touches only what goes with its process. Where among such steps the
+        process dies nobody can tell: it may as well die before its next step that others notice.
+        """
+        return process in self.losses and all(
+            isinstance(key, str) and f"{key}/".startswith(f"{process}/") for key, _ in accesses
+        )
 
     def effect(self, effect: Effect) -> None:
         """Has the judge hear of an effect; a broken invariant ends the execution."""

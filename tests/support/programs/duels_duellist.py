@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import numpy as np
@@ -13,6 +14,10 @@ index = int(sys.argv[1])
 root = sys.argv[3]
 first = int(sys.argv[4])
 last = int(sys.argv[5])
+if "HOLDFAST_TESTS_TRACES" in os.environ:
+    from tests.support.tracing import trace
+
+    trace(root, f"process {index}")
 won = []
 with (
     open(f"{root}.go{index}", "rb", buffering=0) as go,

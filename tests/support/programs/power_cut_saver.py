@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import numpy as np
@@ -9,6 +10,10 @@ from power_cut_start import incremental, settings
 
 from holdfast.checkpoint import CheckpointManager
 
+if "HOLDFAST_TESTS_TRACES" in os.environ:
+    from tests.support.tracing import trace
+
+    trace(sys.argv[1], "saver")
 with CheckpointManager(sys.argv[1], **settings) as manager:
     for step in range(1, 1 + int(sys.argv[2])):
         manager.save(
