@@ -140,7 +140,7 @@ class Trace:
         """Returns what a file's name stands for now."""
         file = _REAL["open"](f"{self.root}/{name}", os.O_RDONLY)
         try:
-            data = os.pread(file, 1 << 20, 0)
+            data = os.pread(file, _MOST_BYTES, 0)
         finally:
             _REAL["close"](file)
         return Named(self.who, name, data, durable=False, source=source)

@@ -123,7 +123,6 @@ def test_duels_and_power_cuts_conform(folder: Path) -> None:
     who = [{effect.who for effect in effects} for effects in traces]
     assert {"process 0", "process 1"} in who, done.stdout
     print(f"{len(traces)} traces of {sum(map(len, traces)):,} events conform")
-    check_forgeries(traces)
 
 
 def save_in_bucket(root: str, seed: int) -> None:
