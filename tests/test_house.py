@@ -235,6 +235,7 @@ TESTED_ELSEWHERE = {
         for name in ("checkpointer", "options", "results")
     },
     "compat/orbax/trees/nested.py": "tests/compat/orbax/test_same.py",
+    "multihost/group/peers.py": "tests/multihost/liveness/test_health.py",
     "coordination/client/fork.py": "tests/system/test_forks.py",
     "coordination/names.py": "tests/coordination/client/test_answers.py",
     "coordination/vitals.py": "tests/multihost/liveness/test_vitals.py",

@@ -87,7 +87,7 @@ MUTATIONS = [
         "rows += _barrier_rows(str(key), machine, wall_offset_s)",
         "pass",
         ("ALIKE",),
-        Bounds(1, frozenset({"break", "restart", "late"}), 3),
+        bounds=Bounds(1, frozenset({"break", "restart", "late"}), 3),
     ),
     Mutation(
         "an instance follows the one before",
@@ -95,6 +95,6 @@ MUTATIONS = [
         "self._follow(finished, barrier)",
         "pass",
         ("COMPLETE",),
-        Bounds(2, frozenset({"break"}), 1),
+        bounds=Bounds(2, frozenset({"break"}), 1),
     ),
 ]
