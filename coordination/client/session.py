@@ -93,12 +93,13 @@ class SessionTransport:
     ) -> None:
         self._address = address
         self._identity = identity
-        self._credentials = credentials
         self._on_delta = on_delta
         self._on_broken = on_broken
         self._on_fenced = on_fenced
         self._report = report
-        self._hello = hello_of(credentials)
+        # Read once: the files may be gone when a stream is opened again.
+        self._hello = hello_of(credentials.metadata())
+        self._tls = credentials.tls_context()
         self._lock = threading.Lock()
         self._stream: _SessionStream | None = None
         self._older: _SessionStream | None = None  # while the next one is being opened
@@ -116,7 +117,7 @@ class SessionTransport:
                 raise TransportError("the client is closed", sent=False)
             self._older = self._stream or self._older
             self._stream = None
-        stream = _SessionStream(self._address, self._hello, self._credentials.tls_context(), self)
+        stream = _SessionStream(self._address, self._hello, self._tls, self)
         self._opening = stream
         try:
             self._accept(stream.open(spb.Open(**asdict(self._identity), pid=os.getpid()), deadline))

@@ -13,12 +13,11 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from holdfast.proto import session_pb2
 
 from ..address import UNIX, split_address
-from ..credentials import Credentials
 from ..names import KEY_HEADER, TOKEN_HEADER
 from ..wire.frames import PREAMBLE, VERSION, FrameReader, framed
 from ..wire.tls import STEP_BYTES, TlsBytes
@@ -267,9 +266,9 @@ def another_program(address: str) -> str:
     )
 
 
-def hello_of(credentials: Credentials, version: int = VERSION) -> bytes:
-    """Returns the first frame of a process that shows these."""
-    shown = dict(credentials.metadata())
+def hello_of(metadata: Iterable[tuple[str, str]], version: int = VERSION) -> bytes:
+    """Returns the first frame of a process that shows what its credentials' metadata holds."""
+    shown = dict(metadata)
     hello = session_pb2.Hello(
         version=version,
         authorization=shown.get(TOKEN_HEADER, ""),

@@ -133,7 +133,7 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, channel: grpc.aio.Channel, upstream: Upstream) -> None:
         self._channel = channel
         self._upstream = upstream
-        self._metadata = upstream.credentials.metadata()
+        self._metadata = upstream.metadata
         self._incarnations: set[int] = set()  # those that registered here
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
@@ -207,7 +207,8 @@ async def _serve(
     else:
         channel = grpc.aio.secure_channel(coordinator, tls, options)
     server = grpc.aio.server(options=_SERVER_OPTIONS)
-    upstream = Upstream(coordinator, credentials, frozenset(process_ids))
+    shown = (credentials.metadata(), credentials.tls_context())
+    upstream = Upstream(coordinator, *shown, frozenset(process_ids))
     server.add_generic_rpc_handlers((_Forwarder(channel, upstream),))
     calls = f"{folder}/grpc"
     server.add_insecure_port(f"{_UNIX}{calls}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +16,6 @@ from holdfast.proto import session_pb2
 from ..address import connect
 from ..client.stream import CONNECT_S, SILENCE_S, another_program, hello_of, server_name
 from ..core.status import Code
-from ..credentials import Credentials
 from ..limits import Limits
 from ..wire.doorway import Doorway, set_silence
 from ..wire.frames import HEAD_BYTES, HELLO_BYTES, PREAMBLE, FrameTooLongError, framed, length_of
@@ -28,10 +28,13 @@ _running: set[asyncio.Task[None]] = set()
 
 @dataclass(frozen=True)
 class Upstream:
-    """The coordinator, what it is shown, and for which processes."""
+    """The coordinator, what it is shown, and for which processes. What is shown was read when the
+    relay began: its files may be gone by now.
+    """
 
     coordinator: str
-    credentials: Credentials
+    metadata: tuple[tuple[str, str], ...]
+    tls: ssl.SSLContext | None
     process_ids: frozenset[int]
 
     def refusal(self, process_id: int) -> str | None:
@@ -98,7 +101,7 @@ class RelayedSession:
             _end(client, Code.UNIMPLEMENTED, another_program(upstream.coordinator))
             return
         try:
-            service.writer.write(framed(hello_of(upstream.credentials, hello.hello.version)))
+            service.writer.write(framed(hello_of(upstream.metadata, hello.hello.version)))
             service.send(opening)
             first = session_pb2.ServerFrame.FromString(await service.frame(Limits().message_bytes))
             if first.HasField("opened"):
@@ -129,11 +132,9 @@ class RelayedSession:
             if found != PREAMBLE:
                 connection.close()
                 return None
-            context = self._upstream.credentials.tls_context()
-            name = None if context is None else server_name(address)
-            streams = await asyncio.open_connection(
-                sock=connection, ssl=context, server_hostname=name
-            )
+            tls = self._upstream.tls
+            name = None if tls is None else server_name(address)
+            streams = await asyncio.open_connection(sock=connection, ssl=tls, server_hostname=name)
         except BaseException:
             connection.close()
             raise

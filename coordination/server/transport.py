@@ -180,17 +180,18 @@ def _hidden_socket() -> Iterator[tuple[str, Callable[[], str]]]:
     So no cleaner of temporary folders finds it, and a coordinator that is killed leaves nothing.
     """
     folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
-    path = folder / "grpc"
-    descriptors: list[int] = []
+    descriptors = [os.open(folder, os.O_PATH)]
+    # By the folder's descriptor: the whole path may be longer than a socket's name.
+    path = f"/proc/self/fd/{descriptors[0]}/grpc"
 
     def hide() -> str:
         descriptors.append(os.open(path, os.O_PATH))
-        path.unlink()
+        os.unlink(path)
         folder.rmdir()
-        return f"/proc/self/fd/{descriptors[0]}"
+        return f"/proc/self/fd/{descriptors[1]}"
 
     try:
-        yield str(path), hide
+        yield path, hide
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

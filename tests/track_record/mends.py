@@ -320,7 +320,7 @@ MENDS = (
         file="coordination/limits.py",
         text="timeout_ms = min(int(timeout_s * 1000), _DAY_MS)",
         instead="timeout_ms = 20_000",
-        found_by="tests/coordination/server/test_transports.py::test_no_connection_ends_before_the_heartbeat",
+        found_by="tests/coordination/server/test_transport.py::test_no_connection_ends_before_the_heartbeat",
     ),
     Mend(
         "who has left an agreement on a step",

@@ -21,7 +21,7 @@ from holdfast.coordination import CoordinationError, StatusClient
 from holdfast.coordination.process.job_folder import JobFolder
 from holdfast.launch.external import task
 from holdfast.launch.external.task import MARK
-from holdfast.launch.workers.secrets import write_files
+from holdfast.launch.workers.secrets import JobSecrets, write_files
 from holdfast.multihost import StartupTimeout
 from tests.support.inherited import WAYS, after
 from tests.support.launchers import JOBSET, OPENMPI_5, SLURM
@@ -270,9 +270,7 @@ def test_whose_relay_is_missing_is_named(
     """The first process of the same node starts it: that one is named, and not process 0."""
     monkeypatch.setattr("tempfile.tempdir", str(short_path))
     monkeypatch.setattr(task, "_RENDEZVOUS_S", 0.0)
-    write_files(
-        tmp_path, dict.fromkeys(("token", "ca.crt", "client.crt", "client.key", "key"), "x")
-    )
+    write_files(tmp_path, JobSecrets.create(["127.0.0.1"]).files_of_client())
     settings = task.TaskSettings(coordinator="127.0.0.1:1", secrets_dir=tmp_path)
     with pytest.raises(StartupTimeout, match="process 2 has not published the relay of this node"):
         task.run_task(["true"], SLURM | {"SLURM_GTIDS": "2,3"}, settings)
@@ -325,8 +323,16 @@ def test_an_address_open_to_others_is_refused(short_path: Path, mode: int, owner
 
 def test_secrets_are_of_a_coordinator_that_runs(tmp_path: Path) -> None:
     """With --secrets goes --coordinator."""
+    made = JobSecrets.create(["127.0.0.1"])
     write_files(
-        tmp_path, dict.fromkeys(("token", "ca.crt", "client.crt", "client.key", "key"), "x")
+        tmp_path,
+        {
+            "token": made.token,
+            "ca.crt": made.ca,
+            "client.crt": made.client_cert,
+            "client.key": made.client_key,
+            "key": made.key,
+        },
     )
     done = run_task(
         "--secrets", str(tmp_path), "--rendezvous", str(tmp_path), "--", "true", **OPENMPI_5
