@@ -33,7 +33,6 @@ from benchmarks.scale import ids_of
 from holdfast.coordination import (
     CoordinationError,
     CoordinationService,
-    Credentials,
     Endpoint,
     ServiceTimeouts,
     StatusClient,
@@ -45,7 +44,7 @@ from holdfast.proto import coordination_pb2, session_pb2
 
 BARRIERS = 20
 HEARTBEAT_TIMEOUT_S = 12.0
-HELLO = hello_of(Credentials())
+HELLO = hello_of(())
 BROKEN = (OSError, EOFError)
 RECONNECT_S = 2.0  # all Sessions break at one moment, and come again within so long
 AT_ONCE = 64  # clients of a worker that connect at a time

@@ -35,7 +35,7 @@ class RawSession:
             if context is not None:
                 name = server_name(address)
                 self.connection = context.wrap_socket(self.connection, server_hostname=name)
-            self.send_bytes(hello_of(credentials) if hello is None else hello)
+            self.send_bytes(hello_of(credentials.metadata()) if hello is None else hello)
         except BaseException:
             self.connection.close()
             raise

@@ -311,7 +311,7 @@ STOPPED = [
     Stopped("half a preamble", b"HF"),
     Stopped("a preamble", PREAMBLE),
     Stopped("half a frame", PREAMBLE + head_of(100) + b"x" * 50),
-    Stopped("a Hello", PREAMBLE + framed(hello_of(Credentials()))),
+    Stopped("a Hello", PREAMBLE + framed(hello_of(()))),
     Stopped("the beginning of TLS", PREAMBLE + b"\x16\x03\x01\x00\xff\x01"),
 ]
 
