@@ -25,6 +25,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self.refusing = False
+        self.requested = 0  # bytes that have come from clients
         self._dropping: Collection[str] = ()
         self._moves = threading.Event()
         self._moves.set()
@@ -67,6 +68,7 @@ class Proxy:
         has_lost = False  # no TCP brings what came after bytes that it has lost
         with contextlib.suppress(OSError):
             while data := source.recv(65_536):
+                self.requested += len(data) * (what == "requests")
                 self._moves.wait()
                 has_lost = has_lost or what in self._dropping
                 if not has_lost:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -78,14 +79,14 @@ def test_an_increment_is_never_sent_twice(service: CoordinationService, proxy: P
     """
     with CoordinationClient(proxy.address, 0, timeouts=Timeouts(rpc_s=20)) as client:
         client.key_value_increment("count", 1)
-        before = int(client.statistics()["calls"])
         os.kill(service.pid, signal.SIGSTOP)
+        requested = proxy.requested
         try:
             with ThreadPoolExecutor(1) as pool:
                 call = pool.submit(client.key_value_increment, "count", 1)
-                while int(client.statistics()["calls"]) == before:
-                    pass
-                while not call.done():  # cut again where the first cut came before the sending
+                while proxy.requested == requested:
+                    time.sleep(0.001)
+                while not call.done():  # cut again where that was a heartbeat
                     proxy.cut()
                     wait([call], 0.05)
         finally:
