@@ -323,27 +323,28 @@ def _outcome(part: Part, told: Told, left: dict[str, Any], shown: dict[str, Any]
     assert part.code is not None
     outcome, state, verdict = _OUTCOMES.get(part.code, ("failed", "failed", "Failed"))
     ended = left["ended"]
+    told_by = ended["launcher"]
     found = {
-        "status.json outcome": (ended["outcome"], outcome),
+        "status.json outcome": (left["outcome"].partition(": ")[0], outcome),
         "status.json exit code": (ended["exit_code"], part.code),
         "status.json launcher state": (left["status"]["launcher"]["state"], state),
         "report": (shown["verdict"]["state"], verdict),
-        "report's reason": (shown["verdict"]["text"], ended["reason"]),
+        "report's reason": (shown["verdict"]["text"], told_by["why"]),
     }
     said = re.search(r"attempt (\d+), ended .* ago: (\w+), exit code (\d+): (.*)", told.sentence)
     if said is None:
         yield f"`status log` says {told.sentence!r}"
     else:
-        found["`status log` attempt"] = (int(said[1]), ended["attempt"])
+        found["`status log` attempt"] = (int(said[1]), int(told_by["attempt"]))
         found["`status log` outcome"] = (said[2], state)
         found["`status log` exit code"] = (int(said[3]), part.code)
-        found["`status log` reason"] = (said[4], ended["reason"])
+        found["`status log` reason"] = (said[4], told_by["why"])
     words = re.findall(r"^holdfast: (\w+): (.*)$", part.log, re.MULTILINE)
     own = [(word, text) for word, text in words if word == state]
     errors = re.findall(r"^Error: (.*)$", part.log, re.MULTILINE)
     if own:
         reason, _, counts = own[-1][1].rpartition("; ")
-        found["the launcher's reason"] = (reason, ended["reason"])
+        found["the launcher's reason"] = (reason, told_by["why"])
         step = _furthest(left["status"], "step")
         counted = re.search(r"(?:step (\d+)|no step reported)(?:, .*)?, exit code (\d+)$", counts)
         found["the launcher's counts"] = (
@@ -351,7 +352,7 @@ def _outcome(part: Part, told: Told, left: dict[str, Any], shown: dict[str, Any]
             (step, part.code),
         )
     elif errors:
-        found["the launcher's error"] = (errors[-1], ended["reason"])
+        found["the launcher's error"] = (errors[-1], told_by["why"])
     else:
         yield "the launcher's lines do not say how it ended"
     events = left["status"].get("events", [])
