@@ -23,6 +23,9 @@ from .meeting import Meeting
 from .parts import LocalKey, Part
 
 
+PIECE_BYTES = 4 << 20  # of a copy, held at a time: what is larger stays with the allocator
+
+
 class Throttle:
     """Lets at most `rate_bytes_s` go, on the average since it last stood idle. For one thread.
 
@@ -169,6 +172,7 @@ def copy_file(reader: ItemReader, report: FileReport, folder: HostFolder) -> Non
     """Copies one file of a part and checks every byte of it against its report."""
     file = folder.storage.open_to_write(reader.name_of(report), report.size)
     behind = WriteBehind(file, starts=False)
+    reader.step_bytes = PIECE_BYTES
     offset = 0
     try:
         for piece in reader.pieces(report):
