@@ -23,9 +23,6 @@ from .meeting import Meeting
 from .parts import LocalKey, Part
 
 
-PIECE_BYTES = 4 << 20  # of a copy, held at a time: what is larger stays with the allocator
-
-
 class Throttle:
     """Lets at most `rate_bytes_s` go, on the average since it last stood idle. For one thread.
 
@@ -130,6 +127,7 @@ class _PartSource:
 
     posix = None
     max_concurrency = 1
+    step_bytes = 4 << 20  # held at a time: what is larger stays with the allocator
 
     def __init__(
         self,
@@ -172,7 +170,6 @@ def copy_file(reader: ItemReader, report: FileReport, folder: HostFolder) -> Non
     """Copies one file of a part and checks every byte of it against its report."""
     file = folder.storage.open_to_write(reader.name_of(report), report.size)
     behind = WriteBehind(file, starts=False)
-    reader.step_bytes = PIECE_BYTES
     offset = 0
     try:
         for piece in reader.pieces(report):

@@ -196,7 +196,8 @@ class ItemReader:
         self._shapes: dict[tuple[Any, ...], _ChunkShape] = {}
         self._indices: dict[tuple[int, Region], Ints] = {}
         self.on_disk = storage.posix is not None
-        self.step_bytes = STEP_BYTES if self.on_disk else REQUEST_BYTES
+        step_bytes = STEP_BYTES if self.on_disk else REQUEST_BYTES
+        self.step_bytes: int = getattr(storage, "step_bytes", step_bytes)
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
