@@ -42,6 +42,16 @@ def connect(address: str, timeout_s: float) -> socket.socket:
     return connection
 
 
+def set_silence(connection: socket.socket, silence_s: float) -> None:
+    """Has TCP send at once, and end a connection whose other side acknowledges nothing for so
+    long. A Unix socket has neither.
+    """
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        silence_ms = int(silence_s * 1000)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
+
+
 def address_towards(address: str) -> str:
     """Returns the address at which hosts beside a service reach this machine.
 

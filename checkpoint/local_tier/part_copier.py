@@ -22,6 +22,8 @@ from .host_folder import HostFolder
 from .meeting import Meeting
 from .parts import LocalKey, Part
 
+PIECE_BYTES = 4 << 20  # of a copy, held at a time: what is larger stays with the allocator
+
 
 class Throttle:
     """Lets at most `rate_bytes_s` go, on the average since it last stood idle. For one thread.
@@ -102,7 +104,7 @@ class PartCopier:
     ) -> None:
         source = _PartSource(peer, part, self._throttle, remaining_s)
         try:
-            for reader, report in part.readers(source):
+            for reader, report in part.readers(source, step_bytes=PIECE_BYTES):
                 for file in report.files:
                     copy_file(reader, file, folder)
         except BaseException:
@@ -127,7 +129,6 @@ class _PartSource:
 
     posix = None
     max_concurrency = 1
-    step_bytes = 4 << 20  # held at a time: what is larger stays with the allocator
 
     def __init__(
         self,

@@ -90,13 +90,16 @@ class Part:
             for file in report.files
         }
 
-    def readers(self, storage: Readable) -> Iterator[tuple[ItemReader, ItemReport]]:
+    def readers(
+        self, storage: Readable, *, step_bytes: int = 0
+    ) -> Iterator[tuple[ItemReader, ItemReport]]:
         """Yields the readers of its items, from a store that is the folder of the run, with what
-        each is to read.
+        each is to read, in steps of so many bytes (0: what suits the store).
         """
         for name, report in self.items.items():
             item = ItemRecord(name, "files", report.files)
-            yield ItemReader(storage, f"{self.key.folder}/{name}", item), report
+            folder = f"{self.key.folder}/{name}"
+            yield ItemReader(storage, folder, item, step_bytes=step_bytes), report
 
     def to_bytes(self) -> bytes:
         """Returns the text of part-<rank>.json, which ends in its own checksum as a record does."""

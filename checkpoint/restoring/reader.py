@@ -185,7 +185,9 @@ class RangePlan(NamedTuple):
 class ItemReader:
     """Reads one item of one step; used by one restore, from one thread."""
 
-    def __init__(self, storage: Readable, step_dir: str, item: ItemRecord) -> None:
+    def __init__(
+        self, storage: Readable, step_dir: str, item: ItemRecord, *, step_bytes: int = 0
+    ) -> None:
         self._storage = storage
         # To ask this of a class costs as much as several small reads: once is enough.
         self._keeps_open = storage if isinstance(storage, KeepsFilesOpen) else None
@@ -196,8 +198,7 @@ class ItemReader:
         self._shapes: dict[tuple[Any, ...], _ChunkShape] = {}
         self._indices: dict[tuple[int, Region], Ints] = {}
         self.on_disk = storage.posix is not None
-        step_bytes = STEP_BYTES if self.on_disk else REQUEST_BYTES
-        self.step_bytes: int = getattr(storage, "step_bytes", step_bytes)
+        self.step_bytes = step_bytes or (STEP_BYTES if self.on_disk else REQUEST_BYTES)
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""

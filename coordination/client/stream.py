@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 
 from holdfast.proto import session_pb2
 
-from ..address import UNIX, split_address
+from ..address import UNIX, set_silence, split_address
 from ..names import KEY_HEADER, TOKEN_HEADER
 from ..wire.frames import PREAMBLE, VERSION, FrameReader, framed
 from ..wire.tls import STEP_BYTES, TlsBytes
@@ -196,11 +196,7 @@ class Stream:
                 raise OSError("the client ends")
             self._socket.close()
             self._socket = socket.socket(family, socket.SOCK_STREAM)
-        if family != socket.AF_UNIX:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_S * 1000)
-            )
+        set_silence(self._socket, SILENCE_S)
         self._socket.settimeout(CONNECT_S)
         self._socket.connect(target)  # type: ignore[arg-type]
         self._socket.settimeout(None)

@@ -13,11 +13,11 @@ from google.protobuf.message import DecodeError, Message
 
 from holdfast.proto import session_pb2
 
-from ..address import connect
+from ..address import connect, set_silence
 from ..client.stream import CONNECT_S, SILENCE_S, another_program, hello_of, server_name
 from ..core.status import Code
 from ..limits import Limits
-from ..wire.doorway import Doorway, set_silence
+from ..wire.doorway import Doorway
 from ..wire.frames import HEAD_BYTES, HELLO_BYTES, PREAMBLE, FrameTooLongError, framed, length_of
 
 _PASSED_BYTES = 64 * 1024
@@ -122,8 +122,7 @@ class RelayedSession:
         loop = self._doorway.loop
         connection = await asyncio.to_thread(connect, address, CONNECT_S)
         connection.setblocking(False)
-        if connection.family != socket.AF_UNIX:
-            set_silence(connection, int(SILENCE_S * 1000))
+        set_silence(connection, SILENCE_S)
         try:
             await loop.sock_sendall(connection, PREAMBLE)
             found = await loop.sock_recv(connection, len(PREAMBLE))

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ..address import set_silence
 from .frames import PREAMBLE
 
 _AT_ONCE = 16
@@ -58,7 +59,7 @@ class Doorway:
         self._most_guests = most_guests
         self._most_passages = most_passages
         self._patience_s = patience_s
-        self._silence_ms = int(silence_s * 1000)
+        self._silence_s = silence_s
         self._guests: dict[Guest, float] = {}  # since when; the oldest first
         self._passages: set[Passage] = set()
         for listener in listeners:
@@ -82,8 +83,7 @@ class Doorway:
                     self.loop.call_later(_PAUSE_S, self._listen, listener)
                 return
             connection.setblocking(False)
-            if connection.family != socket.AF_UNIX:
-                set_silence(connection, self._silence_ms)
+            set_silence(connection, self._silence_s)
             _Stranger(self, connection)
 
     def expect(self, guest: Guest) -> None:
@@ -152,14 +152,6 @@ class Doorway:
         self.close_port()
         for guest in [*self._guests, *self._passages]:
             guest.close()
-
-
-def set_silence(connection: socket.socket, silence_ms: int) -> None:
-    """Has TCP send at once, and end a connection whose other side acknowledges nothing for so
-    long.
-    """
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
 
 
 class _Stranger:

@@ -317,9 +317,9 @@ MENDS = (
         promise=5,
         mended="2026-11-23",
         wrong="A living process was lost 25 s into a network cut, whatever its heartbeat timeout.",
-        file="coordination/wire/doorway.py",
-        text="self._silence_ms = int(silence_s * 1000)",
-        instead="self._silence_ms = 20_000",
+        file="coordination/address.py",
+        text="silence_ms = int(silence_s * 1000)",
+        instead="silence_ms = 20_000",
         found_by="tests/coordination/server/test_transport.py::test_no_connection_ends_before_the_heartbeat",
     ),
     Mend(
