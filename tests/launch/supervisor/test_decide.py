@@ -53,6 +53,7 @@ from holdfast.launch.supervisor.job import (
     Withdrawn,
 )
 from holdfast.multihost.group.group import SaveStage
+from tests.model.decisions.promises import Step, check_step, check_way_out
 
 POLICY = RestartPolicy(max_failures=2, max_preemptions=2, backoff_jitter=0.0)
 
@@ -865,71 +866,6 @@ def _random_event(lots: random.Random, job: Job, now: float) -> Event:
     return Stop("SIGTERM") if lots.random() < 0.005 else lots.choice(choices)
 
 
-def _check_step(
-    before: Job, event: Event, after: Job, actions: tuple[Action, ...], reason: str
-) -> None:
-    policy = before.policy
-    assert reason
-    for setting, used in after.budget_used.items():
-        assert used <= getattr(policy, setting), f"{setting} beyond its budget"
-    if after.attempt != before.attempt:
-        assert after.attempt == before.attempt + 1
-        assert after.state in (State.SCHEDULING, State.REJOINING)
-        assert not before.stopping, "an attempt after a stop"
-    if after.state is State.REJOINING and after.attempt != before.attempt:
-        _check_rejoin(before, after, actions)
-    running = before.state in (State.RUNNING, State.REJOINING) and not before.final
-    if running and isinstance(event, Noticed):
-        assert after.state is State.PREEMPTING, "a lost preemption"
-        assert event.delivered or any(isinstance(action, Notify) for action in actions)
-    if before.state is State.PREEMPTING and after.state is State.FINISHED:
-        assert before.reported_done or after.reported_done, "taken for done after a notice"
-    if before.state is State.PREEMPTING and after.state not in (State.PREEMPTING, State.FINISHED):
-        do_not_restart = isinstance(event, Exited) and event.code == 93
-        assert (
-            before.grows
-            or isinstance(event, Withdrawn)
-            or do_not_restart
-            or isinstance(after.error, Preempted)
-        ), "a lost preemption"
-    if after.state is State.FAILED:
-        assert after.error is not None
-        assert after.exit_code != 0
-    if after.final and not before.final and after.alive:
-        assert any(isinstance(action, Terminate | Kill) for action in actions), (
-            "processes left behind"
-        )
-    assert sum(isinstance(action, Launch) for action in actions) <= 1
-
-
-def _check_rejoin(before: Job, after: Job, actions: tuple[Action, ...]) -> None:
-    """Each process stays or is started anew; none stays that is dead or has never said it can."""
-    rejoin, new = actions
-    assert isinstance(rejoin, Rejoin) and isinstance(new, Replace)
-    everybody = frozenset(range(before.num_processes))
-    assert (rejoin.staying | new.processes, after.alive) == (everybody, everybody)
-    assert rejoin.staying and not rejoin.staying & new.processes
-    assert rejoin.staying <= before.alive & (before.restartable | before.rejoining)
-    assert not before.notices, "a preemption that the next attempt would not know"
-
-
-def _find_exit(job: Job, now: float) -> None:
-    """From here, time alone and processes that end bring the job to an end or back to running."""
-    for _ in range(200):
-        if job.final or (job.state is State.RUNNING and job.alive):
-            return
-        if job.state is State.INITIALIZING:
-            event: Event = Start()
-        elif job.state is State.SCHEDULING:
-            event = Reserved(job.attempt, job.max_processes)
-        else:
-            assert job.wake_at is not None, f"{job.state} waits for nothing"
-            now = max(now, job.wake_at)
-            event = Tick()
-        job = decide(job, event, now).job
-    raise AssertionError(f"no way out of {job.state}")
-
-
 @pytest.mark.parametrize("block", range(10))
 def test_no_sequence_of_events_breaks_the_promises(block: int) -> None:
     """10,000 random sequences: no attempt beyond its budget, no lost preemption, no state without
@@ -949,7 +885,7 @@ def test_no_sequence_of_events_breaks_the_promises(block: int) -> None:
         for _ in range(lots.randint(5, 60)):
             event = _random_event(lots, job, now)
             decision = decide(job, event, now)
-            _check_step(job, event, decision.job, decision.actions, decision.reason)
+            check_step(Step(job, event, now, decision))
             resized = job.grows
             since_progress += decision.job.attempt > job.attempt and not resized
             since_progress = (
@@ -964,4 +900,4 @@ def test_no_sequence_of_events_breaks_the_promises(block: int) -> None:
             assert since_progress <= 1 + budget
             job = decision.job
             now = now + lots.choice([0.0, 0.1, 1.0, 20.0, 700.0])
-        _find_exit(job, now)
+        check_way_out(decide, job, now)

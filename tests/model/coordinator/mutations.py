@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import inspect
-import textwrap
-from collections.abc import Iterator
-from functools import reduce
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from tests.model.promise import edited
 
 from .world import FAULTS, Bounds
 
@@ -25,24 +22,10 @@ class Mutation(NamedTuple):
     breaks: tuple[str, ...]
     bounds: Bounds = Bounds(1, FAULTS, 1)
 
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
+    def applied(self) -> AbstractContextManager[None]:
         """Has the core go without the rule."""
         name, _, path = self.function.partition(":")
-        module = importlib.import_module(f"holdfast.coordination.core.{name}")
-        *owners, last = path.split(".")
-        owner: Any = reduce(getattr, owners, module)
-        real = getattr(owner, last)
-        source = textwrap.dedent(inspect.getsource(real))
-        assert source.count(self.text) == 1, f"{self.name}: {self.function} reads otherwise now"
-        scope: dict[str, Any] = {}
-        changed = "from __future__ import annotations\n" + source.replace(self.text, self.instead)
-        exec(compile(changed, self.name, "exec"), module.__dict__, scope)
-        setattr(owner, last, scope[last])
-        try:
-            yield
-        finally:
-            setattr(owner, last, real)
+        return edited(f"holdfast.coordination.core.{name}", path, self.text, self.instead)
 
 
 MUTATIONS = [

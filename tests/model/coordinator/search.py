@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .world import Bounds, Broken, World
+from tests.model.promise import Broken
+
+from .world import Bounds, World
 
 
 class Found(NamedTuple):

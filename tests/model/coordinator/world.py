@@ -10,6 +10,7 @@ from holdfast.coordination.core.calls import Call
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.core.status import EVENT, Code, Status
 from holdfast.coordination.limits import Config
+from tests.model.promise import need
 from tests.support.simulated_service import Disk
 
 CLIENTS = 3
@@ -19,20 +20,6 @@ HEARTBEAT_S = 100.0  # no life ends by silence within a story
 FAULTS = frozenset({"cancel", "die", "break", "restart", "forget", "late", "live"})
 EVERYBODY = frozenset(range(CLIENTS))
 OK = "OK"
-
-
-class Broken(AssertionError):
-    """A promise that does not hold; its name stands first."""
-
-    def __init__(self, promise: str, what: str) -> None:
-        super().__init__(f"{promise}: {what}")
-        self.promise = promise
-
-
-def need(holds: bool, promise: str, what: str) -> None:
-    """Raises Broken where a promise does not hold."""
-    if not holds:
-        raise Broken(promise, what)
 
 
 class Ask:

@@ -28,23 +28,10 @@ from holdfast.launch.supervisor.job import (
     Withdrawn,
 )
 from holdfast.multihost.group.group import SaveStage
+from tests.model.promise import Broken, need
 
 Decide = Callable[[Job, Event, float], Decision]
 ROUNDS = 200  # of time alone, after which a job has ended
-
-
-class Broken(AssertionError):
-    """A promise that does not hold; its name stands first."""
-
-    def __init__(self, promise: str, what: str) -> None:
-        super().__init__(f"{promise}: {what}")
-        self.promise = promise
-
-
-def need(holds: bool, promise: str, what: str) -> None:
-    """Raises Broken where a promise does not hold."""
-    if not holds:
-        raise Broken(promise, what)
 
 
 @dataclass(frozen=True)
@@ -101,6 +88,8 @@ def _check_attempts(step: Step) -> None:
     if after.attempt == before.attempt:
         return
     need(after.attempt == before.attempt + 1, "ATTEMPTS", "a number is left out")
+    begins = after.state in (State.SCHEDULING, State.REJOINING)
+    need(begins, "ATTEMPTS", f"one that begins as {after.state}")
     need(not before.stopping, "STOPPED", "an attempt after a stop")
     if after.state is State.REJOINING:
         _check_rejoin(before, after, step.actions)
@@ -123,16 +112,18 @@ def _check_notices(step: Step) -> None:
     event = step.event
     after = step.after
     runs = before.state in (State.RUNNING, State.REJOINING)
-    if runs and isinstance(event, Noticed | Stop) and before.alive:
+    if runs and (isinstance(event, Noticed) or (isinstance(event, Stop) and before.alive)):
         need(after.state is State.PREEMPTING, "NOTICE", "a preemption that is lost")
         is_told = getattr(event, "delivered", False) or any(
             isinstance(action, Notify) for action in step.actions
         )
         need(is_told, "NOTICE", "the processes are not told")
-    if before.state is not State.PREEMPTING or before.grows or isinstance(event, Withdrawn):
+    if before.state is not State.PREEMPTING:
         return
     if after.state is State.FINISHED:
         need(before.reported_done or after.reported_done, "DONE", "taken for done after a notice")
+        return
+    if before.grows or isinstance(event, Withdrawn):
         return
     refuses = isinstance(event, Exited) and event.code == 93
     is_preempted = after.state is State.PREEMPTING or isinstance(after.error, Preempted)

@@ -30,8 +30,9 @@ from holdfast.launch.supervisor.job import (
     Withdrawn,
 )
 from holdfast.multihost.group.group import SaveStage
+from tests.model.promise import Broken
 
-from .promises import Broken, Decide, Step, check_step, check_way_out
+from .promises import Decide, Step, check_step, check_way_out
 
 POLICY = RestartPolicy(
     max_failures=1,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import inspect
-import sys
-import textwrap
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+
+from tests.model.promise import edited
 
 from . import rules
 
@@ -23,42 +21,15 @@ class Edit:
     text: str
     instead: str
 
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
+    def applied(self) -> AbstractContextManager[None]:
         """Has the code go so."""
-        module = importlib.import_module(f"holdfast.checkpoint.{self.module}")
-        owner: Any = module
-        *path, last = self.function.split(".")
-        for part in path:
-            owner = getattr(owner, part)
-        real = inspect.getattr_static(owner, last)
-        function = real.func if hasattr(real, "func") else real
-        source = textwrap.dedent(inspect.getsource(function))
-        assert source.count(self.text) == 1, f"{self.function} reads otherwise now: {self.text}"
-        scope: dict[str, Any] = {}
-        code = compile(
-            "from __future__ import annotations\n" + source.replace(self.text, self.instead),
-            f"<{self.instead}>",
-            "exec",
+        return edited(
+            f"holdfast.checkpoint.{self.module}",
+            self.function,
+            self.text,
+            self.instead,
+            takers=("holdfast.checkpoint", "tests.model.exhaustive"),
         )
-        exec(code, module.__dict__, scope)
-        setattr(owner, last, scope[last])
-        # What has taken the function's name from its module has the old one.
-        takers = [
-            (other, last)
-            for name, other in list(sys.modules.items())
-            if name.startswith(("holdfast.checkpoint", "tests.model.exhaustive"))
-            and other is not module
-            and getattr(other, last, None) is real
-        ]
-        for other, name in takers:
-            setattr(other, name, scope[last])
-        try:
-            yield
-        finally:
-            setattr(owner, last, real)
-            for other, name in takers:
-                setattr(other, name, real)
 
 
 @dataclass(frozen=True, kw_only=True)
