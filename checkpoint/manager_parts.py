@@ -219,14 +219,15 @@ def _scheduler_of(root: OpenRoot, save_policy: SavePolicy | None) -> SaveSchedul
 
 
 def _index_of(root: OpenRoot, keep_policy: KeepPolicy, deleter: StepDeleter) -> StepIndex:
+    listing = root.listing
     return StepIndex(
         root.storage,
         keep_policy,
-        root.listing.steps,
+        listing.steps,
         deleter if root.is_writing_primary else None,
-        left_behind=root.listing.left_behind,
+        left_behind=listing.left_behind,
         is_alone=root.group.count == 1,
-        names=root.listing.step_names,
+        names=listing.step_names if listing.has_claim or listing.steps else None,
     )
 
 

@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from ..errors import CheckpointError
 from ..format.record import Record, read_record
-from ..format.step_folders import PLAIN_NAMES, StepNames, has_record
+from ..format.step_folders import PLAIN_NAMES, StepNames, has_record, read_step_names
 from ..policy import (
     KeepAll,
     KeepPolicy,
@@ -72,7 +72,8 @@ class StepIndex:
 
     Those that were left behind may be steps of other libraries too. With a `deleter` (at the
     primary) it deletes steps too. A process that `is_alone` shares its knowledge with no other
-    process, and may look at the store instead.
+    process, and may look at the store instead. `names` is None for a reader who came before anybody
+    has said how the root calls its steps.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class StepIndex:
         *,
         left_behind: Iterable[int] = (),
         is_alone: bool = False,
-        names: StepNames = PLAIN_NAMES,
+        names: StepNames | None = PLAIN_NAMES,
     ) -> None:
         self._storage = storage
         self._keep_policy = keep_policy
@@ -114,7 +115,7 @@ class StepIndex:
 
     def folder(self, step: int) -> str:
         """Returns the name of a step's folder."""
-        return self._names.name_of(step)
+        return (self._names or read_step_names(self._storage)).name_of(step)
 
     def steps(self) -> list[int]:
         """Returns the known steps, ascending."""

@@ -200,3 +200,21 @@ def test_the_latest_step_costs_no_look_at_the_older_ones(tmp_path: Path) -> None
         shutil.rmtree(tmp_path / "18")
         save(tmp_path / "25", STATE, step=25)
         assert manager.latest_step() == 25
+
+
+@pytest.mark.parametrize("is_bucket", [False, True], ids=["folder", "bucket"])
+def test_a_reader_that_comes_first_learns_how_steps_are_called(
+    tmp_path: Path, is_bucket: bool
+) -> None:
+    """An evaluator may be there before the trainer has begun the root and said it."""
+    where = f"memory://{tmp_path.name}-names" if is_bucket else str(tmp_path)
+    readers = [CheckpointManager(where, options=Options(read_only=True)) for _ in range(4)]
+    assert readers[0].all_steps() == []
+    named = Options(step_format="checkpoint_{:08d}")
+    with CheckpointManager(where, options=named) as writer:
+        writer.save(3, STATE).wait()
+        assert readers[0].latest_step() == 3 and readers[1].all_steps() == [3]
+        readers[2].reload()
+        for reader in readers:
+            np.testing.assert_array_equal(reader.restore(3)["w"], STATE["w"])
+            reader.close()
