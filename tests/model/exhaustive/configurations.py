@@ -442,7 +442,13 @@ CONFIGURATIONS = (
         large=["folder"],
     ),
     *_both("a conversion beside a save", _conversion_and_save, large=["folder"]),
-    _in("bucket", "a conversion beside a save, it dies", _conversion_and_save, faults={"c": DIES}),
+    _in(
+        "bucket",
+        "a conversion beside a save, it dies",
+        _conversion_and_save,
+        faults={"c": DIES},
+        is_large=True,
+    ),
     _in(
         "bucket",
         "a conversion beside a save, one error",
@@ -458,7 +464,12 @@ CONFIGURATIONS = (
         is_large=True,
     ),
     *_both("a writer and a sweep", _writer_and_sweep),
-    *_both("a writer and a sweep, the writer dies", _writer_and_sweep, faults={"a": DIES}),
+    *_both(
+        "a writer and a sweep, the writer dies",
+        _writer_and_sweep,
+        faults={"a": DIES},
+        large=["folder"],
+    ),
     *_both("an opening and a save, beside a sweep", _opening_and_sweep, large=["folder"]),
     _in("bucket", "a writer that is fenced and wakes", _fenced_writer),
     _in(
@@ -496,7 +507,7 @@ CONFIGURATIONS = (
     *_both(
         "a commit with an unknown answer, and a reader", _writer_and_reader, faults={"a": ONE_ERROR}
     ),
-    *_both("retention and a reader's hold", _retention_and_hold),
+    *_both("retention and a reader's hold", _retention_and_hold, large=["folder"]),
     *_both(
         "a policy as it lets go, and a hold, one error",
         _retention_and_hold,
@@ -523,7 +534,12 @@ CONFIGURATIONS = (
     *_both("overwrite and a reader", _overwrite_and_reader),
     *_both("overwrite and a reader, one error", _overwrite_and_reader, faults={"a": ONE_ERROR}),
     *_both("going back and saving on, beside an evaluator", back_and_on),
-    *_both("going back and saving on, the writer dies", back_and_on, faults={"a": DIES}),
+    *_both(
+        "going back and saving on, the writer dies",
+        back_and_on,
+        faults={"a": DIES},
+        large=["folder"],
+    ),
     *_both("a group of two, one dies", _group, faults={"b": DIES}),
     *_both("a group of two, the primary dies", _group, faults={"a": DIES}, large=["folder"]),
     *_both("a group of two, one error", _group, faults={"b": ANY_ERROR}, large=["folder"]),

@@ -6,23 +6,38 @@ from __future__ import annotations
 
 import pytest
 
-from .configurations import CONFIGURATIONS, Searcher
+from .configurations import CONFIGURATIONS, Configuration, Searcher
 from .mutations import MUTATIONS, Mutation
 from .rules import Broken
-from .test_interleavings import own_searcher
+from .test_interleavings import SLOW, own_searcher
 
 __all__ = ["own_searcher"]
 
 SHORTEST_S = 0.3
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_each_rule_is_missed_when_it_goes(own_searcher: Searcher, mutation: Mutation) -> None:
-    """One of the configurations that it names comes to an execution that breaks its invariant."""
+def _chosen(mutation: Mutation) -> list[Configuration]:
+    """Returns the configurations that may miss it, those in a bucket first."""
     chosen = [each for each in CONFIGURATIONS if mutation.found_in in each.name]
     assert chosen, f"no configuration is called {mutation.found_in}"
+    return sorted(chosen, key=lambda each: each.store)
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        pytest.param(
+            each,
+            id=each.name,
+            marks=SLOW if all(chosen.is_large for chosen in _chosen(each)) else [],
+        )
+        for each in MUTATIONS
+    ],
+)
+def test_each_rule_is_missed_when_it_goes(own_searcher: Searcher, mutation: Mutation) -> None:
+    """One of the configurations that it names comes to an execution that breaks its invariant."""
     with mutation.taken_back():
-        for configuration in sorted(chosen, key=lambda each: each.store):
+        for configuration in _chosen(mutation):
             search, violation = own_searcher.search(configuration, shortest_within_s=SHORTEST_S)
             if violation is None:
                 continue
