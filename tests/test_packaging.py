@@ -34,11 +34,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_editable_install_is_not_shadowed(tmp_path: Path) -> None:
     """`import holdfast.checkpoint` finds ours in a folder with a checkpoint.py, checkpoint/ and
-    proto/ of the user's.
+    proto/ of the user's; so does the command, as a module too.
     """
     folder = _hostile_folder(tmp_path / "user")
     code = "import holdfast.checkpoint, holdfast.proto, holdfast.multihost"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=folder, check=True)
+    helped = subprocess.check_output(
+        [sys.executable, "-m", "holdfast", "--help"], cwd=folder, text=True
+    )
+    assert helped.startswith("Usage: python -m holdfast [OPTIONS] COMMAND")
 
 
 @pytest.mark.slow
@@ -58,7 +62,11 @@ def test_a_wheel_is_not_shadowed_and_shadows_nothing(wheel: Path, tmp_path: Path
         for path in room.rglob("*")
         if path.suffix in (".py", ".pyi", ".proto", ".typed")
     }
-    assert {"holdfast/checkpoint/py.typed", "holdfast/web/page/page.html"} <= set(names)
+    assert {
+        "holdfast/__main__.py",
+        "holdfast/checkpoint/py.typed",
+        "holdfast/web/page/page.html",
+    } <= set(names)
     assert sources <= set(names)
     folder = _hostile_folder(tmp_path / "user")
     code = (
