@@ -13,8 +13,8 @@ gets one that asks it to leave once that process has ended. At last this process
 command did, with the same exit code or by the same signal; but a shell whose program was asked to
 leave, and that ends with 0 or by that signal, says nothing of the program: that is 75. A command
 that ends with 0 may have left the program to itself, as `setsid` does: then the program is the
-command from there on. What else it has left in the background is named. It imports nothing of
-holdfast.
+command from there on, also where it has ended by then. What else it has left in the background is
+named. It imports nothing of holdfast.
 """
 
 import contextlib
@@ -38,6 +38,9 @@ _SET_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _LINUX = sys.platform == "linux"
 _KILL_AGAIN_S = 0.05  # for what was started while others were being killed
 _EXECUTES_S = 1.0  # for what the command has forked to become a program
+_YOUNG_S = 10.0  # what is older when the command ends was no program that it has just left
+_NOT_RUN = (126 << 8, 127 << 8)  # a shell's words for a program that is not there, or may not run
+_NAME_BYTES = 15  # of a process, as the kernel keeps it
 _LOOK_S = 0.01
 _OF_A_PROGRAM = b"HOLDFAST_JOINED="  # in the environment of what a process has started that joined
 _END_BY_ITSELF_S = 1.0  # for a shell whose program has ended, and for helpers of the command
@@ -111,6 +114,16 @@ def words_of(pid: int, name: str) -> list[bytes]:
         data = file.read()
         return data.removesuffix(b"\0").split(b"\0") if data else []
     return []
+
+
+def name_and_start(pid: int) -> tuple[bytes, float]:
+    """Returns the name of a process that may have ended, and when it began, in seconds since the
+    machine did.
+    """
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        head, _, fields = file.read().rpartition(b")")
+        return head.partition(b"(")[2], int(fields.split()[19]) / os.sysconf("SC_CLK_TCK")
+    return b"", 0.0
 
 
 def has_joined(pid: int) -> bool:
@@ -192,6 +205,8 @@ class Subreaper:
         self._woken = woken
         self._input = b""
         self._over = False
+        self._failed = 0  # the exit status of the last that failed of what the command was to run
+        self._failed_began_s = 0.0
         self.status: int | None = None
 
     def hang_up(self, *_: object) -> None:
@@ -204,12 +219,27 @@ class Subreaper:
     def reap(self) -> bool:
         """Takes the exit status of every child that has ended; returns whether one is left."""
         try:
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            while (ended := self._next_ended())[0]:
                 if ended[0] == self._pid:
                     self.status = ended[1]
         except ChildProcessError:
             return False
         return True
+
+    def _next_ended(self) -> tuple[int, int]:
+        if not _LINUX:
+            return os.waitpid(-1, os.WNOHANG)
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return 0, 0
+        name, began_s = name_and_start(found.si_pid)  # while the number is its own
+        pid, status = os.waitpid(found.si_pid, 0)
+        # A fork of the command's that could not run the program has the command's own name.
+        words = self._command if status in _NOT_RUN else self._command[1:]
+        if status and name in {os.path.basename(word)[:_NAME_BYTES] for word in words}:
+            self._failed_began_s = began_s
+            self._failed = status
+        return pid, status
 
     def serve(self) -> None:
         """Passes signals on until the command has ended, or all shall end."""
@@ -234,6 +264,7 @@ class Subreaper:
                 *lines, self._input = (self._input + data).split(b"\n")
                 for line in lines:
                     self._obey(line.split())
+        self._take_failure()
 
     def _goes_on(self) -> bool:
         """Returns whether the command, which has ended, has left the program to itself."""
@@ -246,6 +277,13 @@ class Subreaper:
         self._pid = program
         self.status = None
         return True
+
+    def _take_failure(self) -> None:
+        """Ends as the program did that the command has left, if it failed before the first look."""
+        self.reap()
+        if self.status == 0 and self._failed and not self._over:
+            age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - self._failed_began_s
+            self.status = self._failed if age_s < _YOUNG_S else 0
 
     def _obey(self, words: list[bytes]) -> None:
         if words[:1] == [b"kill"]:

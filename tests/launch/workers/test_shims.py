@@ -19,7 +19,7 @@ import pytest
 from holdfast.launch import DO_NOT_RESTART, HANG, PREEMPTED
 from holdfast.launch.workers.process import CALL_RUNNER
 from holdfast.multihost import Fatal, Hang, Preempted
-from tests.support.processes import wait_until_ended
+from tests.support.processes import wait_until, wait_until_ended
 
 SHIMS = CALL_RUNNER.parent
 
@@ -210,6 +210,32 @@ def test_a_wrapper_that_does_not_wait_hides_no_end(wrapper: list[str]) -> None:
     code = "import sys, time; time.sleep(0.3); print('here', flush=True); sys.exit(3)"
     done = run(os.getpid(), *wrapper, sys.executable, "-S", "-c", code)
     assert (done.returncode, done.stdout, done.stderr) == (3, "here\n", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+@pytest.mark.parametrize("wrapper", ['exec setsid "$@"', 'setsid "$@" & exit'])
+def test_an_end_before_the_first_look_is_not_lost(wrapper: str) -> None:
+    """Wrapper and program have both ended when the subreaper, which stands still, goes on."""
+    code = "import os, sys; print(os.getpid(), flush=True); sys.exit(3)"
+    command = ["bash", "-c", f"kill -STOP $PPID; {wrapper}", "-", sys.executable, "-S", "-c", code]
+    with subprocess.Popen(
+        shim("subreaper.py", os.getpid(), *command),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as popen:
+        assert popen.stdout is not None
+        stat = Path(f"/proc/{int(popen.stdout.readline())}/stat")
+        left = ["Z", str(popen.pid)]  # a zombie, and nobody's child but the subreaper's
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[:2] == left)
+        popen.send_signal(signal.SIGCONT)
+        assert popen.wait(30) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_program_that_a_wrapper_cannot_run_is_127() -> None:
+    """setsid ends with 0 before the program that it forks for is found to be missing."""
+    assert run(os.getpid(), "setsid", "no-such-command").returncode == 127
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
