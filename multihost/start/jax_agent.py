@@ -152,7 +152,7 @@ def own_tls(spec: ProcessSpec) -> dict[str, str]:
     """Returns the options by which the agent shows this process's certificate itself.
 
     None where it cannot (before jaxlib 0.12). It shows no token, and no key of the process, for
-    which a certificate stands that names the process (docs/coordinator.md).
+    which a certificate stands that names the process (docs/coordinator-security.md).
     """
     if spec.token_file is not None or not spec.tls_cert:
         return {}

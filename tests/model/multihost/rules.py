@@ -1,5 +1,5 @@
-"""What docs/guarantees.md, docs/coordinator.md and the docstrings promise of the calls of a job.
-Pure: what the processes were told is held against it.
+"""What docs/guarantees.md, docs/coordinator-inside.md and the docstrings promise of the calls of a
+job. Pure: what the processes were told is held against it.
 
 1. No call is beyond its time.
 2. Each error is one of holdfast's. Calls of a Group raise BarrierTimeout, ProcessLost or
