@@ -127,6 +127,11 @@ def without_effect(chosen: Mapping[str, Any]) -> dict[str, str]:
     help="A rotated file for each process, and the coordinator's log.",
 )
 @click.option(
+    "--compile-cache",
+    metavar="DIR|off",
+    help="Where jax keeps what it compiles.  [default: a folder of this host and user]",
+)
+@click.option(
     "--view/--no-view",
     default=None,
     help="A live table of the processes.  [default: on a terminal]",

@@ -1,5 +1,6 @@
 """The processes of one job as one: ids, barriers, preemption, collectives."""
 
+from .compiled.folder import keep_compiled
 from .errors import (
     Fatal,
     Hang,
@@ -140,6 +141,7 @@ __all__ = [
     "is_primary_host",
     "is_proxy_pathways_backend",
     "is_runtime_to_distributed_ids_initialized",
+    "keep_compiled",
     "live_devices",
     "live_processes",
     "local_replica_devices",

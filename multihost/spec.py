@@ -17,6 +17,9 @@ from holdfast.coordination.address import UNIX, split_address
 _MEGASCALE_PORT = 8081
 
 _IDLE_SERVICE = "127.0.0.1:0"
+COMPILE_CACHE = "HOLDFAST_COMPILE_CACHE"
+"""Names the folder in which each host keeps compiled programs, or is OFF."""
+OFF = "off"
 _SLICE_KEYS = (
     "MEGASCALE_NUM_SLICES",
     "MEGASCALE_SLICE_ID",

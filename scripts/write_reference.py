@@ -57,7 +57,7 @@ TOPICS: dict[str, dict[str, str]] = {
     },
     "multihost": {
         "Starting and leaving": (
-            "initialize run_restartable shutdown is_initialized ProcessSpec RayTrain"
+            "initialize run_restartable keep_compiled shutdown is_initialized ProcessSpec RayTrain"
         ),
         "Who is who": (
             "process_index process_count is_primary_host slice_count current_spec current_client"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import faulthandler
 import hashlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _load(request: pytest.FixtureRequest) -> Iterator[None]:
     with load(request.config.getoption("--load")):
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Jobs keep what they compile here, and nothing in the home of whoever runs the suite."""
+    os.environ["HOLDFAST_COMPILE_CACHE"] = str(tmp_path_factory.mktemp("compiled"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -67,7 +67,8 @@ PUBLIC = {
         is_jax_distributed_client_initialized is_native_pathways_backend
         is_pathways_backend is_pathways_colocated_runtime_active is_pathways_controller
         is_primary_host
-        is_proxy_pathways_backend is_runtime_to_distributed_ids_initialized live_devices
+        is_proxy_pathways_backend is_runtime_to_distributed_ids_initialized keep_compiled
+        live_devices
         live_processes local_replica_devices
         mark_pathways_colocated_runtime_active notify_preemption preempted_processes
         preemption_notice

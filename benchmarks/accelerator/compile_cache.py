@@ -52,7 +52,8 @@ def main() -> None:
     steps = []
     for run in runs:
         answer = folder / run
-        command = [sys.executable, holdfast, "run", "-n", "1", "--log-dir", str(folder / "logs")]
+        command = [sys.executable, holdfast, "run", "-n", "1"]
+        command += ["--compile-cache", str(folder / "compiled")]
         command += ["--", sys.executable, __file__, "--train", str(LAYERS[plan.smoke])]
         environment = {
             key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"
@@ -61,7 +62,7 @@ def main() -> None:
         subprocess.run([*command, str(answer)], env=environment, check=True)
         whole = time.perf_counter() - began
         steps.append(json.loads(answer.read_text()))
-        kept = [path for path in (folder / "logs/compile-cache").iterdir() if path.is_file()]
+        kept = list((folder / "compiled").rglob("*-cache"))
         figure(
             f"the first step of the {run} run",
             seconds(steps[-1]),

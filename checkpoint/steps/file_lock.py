@@ -10,41 +10,24 @@ import time
 import weakref
 from pathlib import Path
 
+from holdfast.coordination.mounts import mount_of
+
 LOCK_NAME = "lock"
 LOCK_WAIT_S = 10.0
 _POLL_S = 0.001
-MOUNTINFO = Path("/proc/self/mountinfo")
 
 
-def locks_are_local(folder: Path, mountinfo: str) -> bool:
+def locks_are_local(folder: Path) -> bool:
     """Says whether the mount of a folder makes file locks hold on this host alone.
 
     Lustre's localflock does so, and NFS's local_lock and nolock; other file systems show nothing in
-    their options. `mountinfo` is the text of /proc/self/mountinfo.
+    their options.
     """
-    resolved = folder.resolve()
-    above = {str(resolved), *map(str, resolved.parents)}
-    innermost = ""
-    kind = ""
-    options = ""
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        point = before.split(" ")[4].encode().decode("unicode_escape")  # a space in it is \040
-        # Of two mounts at one point the later hides the earlier.
-        if point in above and len(point) >= len(innermost):
-            innermost = point
-            kind, _, rest = after.partition(" ")
-            options = rest.rpartition(" ")[2]
-    local = {"localflock"} if kind == "lustre" else set[str]()
-    if kind.startswith("nfs"):
+    mount = mount_of(folder)
+    local = {"localflock"} if mount.kind == "lustre" else set[str]()
+    if mount.kind.startswith("nfs"):
         local = {"nolock", "local_lock=all", "local_lock=flock"}
-    return not local.isdisjoint(options.split(","))
-
-
-def read_mountinfo() -> str:
-    with contextlib.suppress(OSError):  # only Linux has it
-        return MOUNTINFO.read_text(errors="replace")
-    return ""
+    return not local.isdisjoint(mount.options)
 
 
 class FileLock:

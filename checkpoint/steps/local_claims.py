@@ -17,7 +17,7 @@ from ..errors import CheckpointError, Corrupt
 from ..storage.base import PosixFolder
 from ..storage.local import make_folders, open_to_read, scan_folder
 from .claims import CLAIM_LIMIT_BYTES, FOLDER, FULL_ERRORS, WRITER_ID, Writer, parse_writer
-from .file_lock import LOCK_NAME, FileLock, hold_lock_in, is_free, locks_are_local, read_mountinfo
+from .file_lock import LOCK_NAME, FileLock, hold_lock_in, is_free, locks_are_local
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class LocalClaims:
         """Reads each other claim, and tries its lock."""
         writers = [self._read(writer_id) for writer_id in sorted(self.standing() - {me})]
         others = [writer for writer in writers if writer is not None]
-        if not others or not locks_are_local(self._folder, read_mountinfo()):
+        if not others or not locks_are_local(self._folder):
             return [(writer, self._is_dead(writer)) for writer in others]
         # Here a lock that another host holds looks free: it says nothing of that host's writers.
         here = socket.gethostname()

@@ -22,7 +22,7 @@ from ..format.step_folders import has_record, list_steps
 from ..storage.base import Storage
 from ..storage.path import open_storage, split
 from .claims import FOLDER, Writer
-from .file_lock import locks_are_local, read_mountinfo
+from .file_lock import locks_are_local
 from .opening import OpenRoot
 
 _log = logging.getLogger("holdfast.checkpoint")
@@ -112,7 +112,7 @@ def warn_of_writers(storage: Storage, others: Sequence[Writer]) -> None:
     if not others:
         return
     doubt = ", if it has not ended without closing: this store cannot tell"
-    if storage.posix is not None and not locks_are_local(storage.posix.path, read_mountinfo()):
+    if storage.posix is not None and not locks_are_local(storage.posix.path):
         doubt = ""
     _log.warning(
         "%s is open for writing already, by %s%s. Two trainers of one root replace and delete each"

@@ -16,11 +16,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from holdfast.coordination import CoordinationError
 from holdfast.coordination.diagnosis.summary import counted
 from holdfast.coordination.process.diagnose import place_of
 from holdfast.coordination.process.job_folder import working_folder
 from holdfast.coordination.server.metrics import MetricsServer
 from holdfast.multihost import ProcessSpec, StartupFailed
+from holdfast.multihost.compiled.folder import (
+    COMPILE_CACHE,
+    JAX_FOLDER,
+    OFF,
+    keeping_variables,
+    why_off,
+)
 from holdfast.proto import session_pb2
 
 from ..supervisor.engine import JobResult, start_failed
@@ -42,7 +50,6 @@ from ..supervisor.job import (
 )
 from ..supervisor.ledger import Errand
 from ..view import LiveView
-from ..workers.compile_cache import compile_cache
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from ..workers.environment import worker_env
 from ..workers.output import LogFiles, Output, console_unless
@@ -73,8 +80,8 @@ class RunSettings:
 
     With `capacity_file` the job shrinks to what the file says, to `min_processes` at least, and
     grows with it. `log_dir` gets a file for each process, the coordinator's log, `status.json` with
-    the last status and the job's history, and what jax compiles. Without `log_dir` that last part
-    lies in a temporary folder until the job ends.
+    the last status and the job's history. `compile_cache` is where jax keeps what it compiles, or
+    "off": see `multihost.keep_compiled`.
     """
 
     restart: RestartPolicy = _NEVER
@@ -86,6 +93,7 @@ class RunSettings:
     capacity_file: str | Path | None = None  # holds how many processes there is room for now
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S  # a process silent for so long is lost
     log_dir: str | Path | None = None
+    compile_cache: str | Path | None = None  # None: a folder of this host and user
     standby: StandbySettings = _STANDBY
     metrics: MetricsSettings | None = None  # None: none are served
 
@@ -522,9 +530,7 @@ def run_local(
         lines = output
         if folder is not None:
             lines = stack.enter_context(contextlib.closing(LogFiles(output, folder)))
-        env = os.environ if settings.env is None else settings.env
-        cache = stack.enter_context(compile_cache(env, folder, lines.say))
-        settings = replace(settings, env={**env, **cache})
+        settings = replace(settings, env=_keeping_compiled(settings, lines))
         engine = LocalEngine(
             command, job.job_id, settings, lines, standbys=_standbys(command, job, settings, lines)
         )
@@ -537,6 +543,20 @@ def run_local(
         if folder is not None:
             engine.leave_status(folder / "status.json", result)
         return result
+
+
+def _keeping_compiled(settings: RunSettings, output: Output) -> dict[str, str]:
+    """Returns the environment of the processes, which has jax keep what it compiles."""
+    environment = dict(os.environ if settings.env is None else settings.env)
+    if settings.compile_cache is not None:
+        environment[COMPILE_CACHE] = str(settings.compile_cache)
+        environment.pop(JAX_FOLDER, None)
+    try:
+        environment |= keeping_variables(environment)
+    except (OSError, CoordinationError) as error:
+        output.say(why_off(error))
+        environment[COMPILE_CACHE] = OFF
+    return environment
 
 
 def _standbys(

@@ -65,7 +65,7 @@ class Processes:
             key: value
             for key, value in os.environ.items()
             if not key.startswith(("HOLDFAST_", "MEGASCALE_", "JAX_"))
-            or key.startswith("HOLDFAST_TESTS_")
+            or key.startswith(("HOLDFAST_TESTS_", "HOLDFAST_COMPILE_CACHE"))
         }
         base |= {
             "JAX_PLATFORMS": "cpu",

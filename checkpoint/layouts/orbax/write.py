@@ -49,7 +49,6 @@ from ...steps.file_lock import (
     hold_lock_in,
     is_free,
     locks_are_local,
-    read_mountinfo,
 )
 from ...steps.refusals import refuse_writers
 from ...storage.local import open_to_read, sync_folder
@@ -438,7 +437,7 @@ def _remove_dead(final: Path) -> None:
 
     It stays where a free lock does not show that its writer is dead.
     """
-    if locks_are_local(final.parent, read_mountinfo()):
+    if locks_are_local(final.parent):
         return
     for made in _made_of(final):
         with contextlib.suppress(OSError):  # it has no lock yet, or no more

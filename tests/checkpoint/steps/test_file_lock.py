@@ -15,6 +15,7 @@ from holdfast.checkpoint.layouts.orbax.metadata import TEMPORARY
 from holdfast.checkpoint.layouts.orbax.write import _remove_dead
 from holdfast.checkpoint.steps import file_lock
 from holdfast.checkpoint.steps.file_lock import LOCK_NAME, hold_lock_in, locks_are_local
+from holdfast.coordination import mounts
 
 MOUNTS = """\
 22 1 259:1 / / rw,relatime - ext4 /dev/root rw,discard
@@ -38,11 +39,14 @@ MOUNTS = """\
     ],
 )
 def test_a_mount_tells_whether_locks_are_local(
-    folder: str, lustre: str, nfs: str, local: bool
+    folder: str, lustre: str, nfs: str, local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the options of the innermost mount above the folder."""
-    assert locks_are_local(Path(folder), MOUNTS.format(lustre=lustre, nfs=nfs)) is local
-    assert not locks_are_local(Path(folder), "")
+    table = tmp_path / "mounts"
+    monkeypatch.setattr(mounts, "MOUNTINFO", table)
+    assert not locks_are_local(Path(folder))
+    table.write_text(MOUNTS.format(lustre=lustre, nfs=nfs))
+    assert locks_are_local(Path(folder)) is local
 
 
 def test_a_lock_that_a_sweep_has_is_waited_for(tmp_path: Path) -> None:

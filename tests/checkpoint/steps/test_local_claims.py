@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, Options
-from holdfast.checkpoint.steps import file_lock as file_lock_module
 from holdfast.checkpoint.steps.claims import Writer, parse_writer, this_writer
 from holdfast.checkpoint.steps.local_claims import LocalClaims
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.coordination import Fenced
+from holdfast.coordination import Fenced, mounts
 from tests.support.paths import program
 
 
@@ -169,6 +168,6 @@ def test_where_locks_are_local_other_hosts_are_unknown(
     (tmp_path / "mounts").write_text(
         f"31 22 0:44 / {tmp_path} rw - lustre 10.0.0.1@tcp:/fs rw,localflock\n"
     )
-    monkeypatch.setattr(file_lock_module, "MOUNTINFO", tmp_path / "mounts")
+    monkeypatch.setattr(mounts, "MOUNTINFO", tmp_path / "mounts")
     assert [dead for _, dead in claims.others("me")] == [False, True]
     assert "hold on one host alone" in caplog.text and "sweep --force" in caplog.text

@@ -1,0 +1,39 @@
+"""Which file system a folder is on, by the kernel's table of mounts."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import NamedTuple
+
+MOUNTINFO = Path("/proc/self/mountinfo")
+
+
+class Mount(NamedTuple):
+    """A mounted file system: "" and no options where it is not known."""
+
+    kind: str = ""
+    options: frozenset[str] = frozenset()
+
+
+def mount_of(folder: Path) -> Mount:
+    """Returns the mount that a folder is on, or would be on once it is made."""
+    resolved = folder.resolve()
+    above = {str(resolved), *map(str, resolved.parents)}
+    innermost = ""
+    found = Mount()
+    for line in _mounts():
+        before, _, after = line.partition(" - ")
+        point = before.split(" ")[4].encode().decode("unicode_escape")  # a space in it is \040
+        # Of two mounts at one point the later hides the earlier.
+        if point in above and len(point) >= len(innermost):
+            innermost = point
+            kind, _, rest = after.partition(" ")
+            found = Mount(kind, frozenset(rest.rpartition(" ")[2].split(",")))
+    return found
+
+
+def _mounts() -> list[str]:
+    with contextlib.suppress(OSError):  # only Linux has it
+        return MOUNTINFO.read_text(errors="replace").splitlines()
+    return []

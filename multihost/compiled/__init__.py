@@ -1,0 +1,1 @@
+"""Compiled programs, kept on each host for the runs to come."""
