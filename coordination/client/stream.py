@@ -59,6 +59,8 @@ class Stream:
         self._on_frame = on_frame
         self._on_end = on_end
         self._socket = socket.socket()  # until there is one that connects
+        self._writable = select.poll()
+        self._inbox = memoryview(bytearray(_READ_BYTES))  # the reader's
         self._tls: TlsBytes | None = None
         self._tls_lock = threading.Lock()  # never held while something blocks
         self._sending = threading.Lock()
@@ -124,10 +126,8 @@ class Stream:
 
     def _can_send(self, until: float) -> bool:
         """Waits until the connection takes bytes, or is over; returns False after `until`."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLOUT)
         left_s = min(max(0.0, until - time.monotonic()), _MOST_POLL_S)
-        return bool(poll.poll(left_s * 1000))
+        return bool(self._writable.poll(left_s * 1000))
 
     def _encrypted(self, piece: memoryview) -> memoryview:
         assert self._tls is not None
@@ -196,6 +196,8 @@ class Stream:
                 raise OSError("the client ends")
             self._socket.close()
             self._socket = socket.socket(family, socket.SOCK_STREAM)
+            self._writable = select.poll()
+            self._writable.register(self._socket, select.POLLOUT)
         set_silence(self._socket, SILENCE_S)
         self._socket.settimeout(CONNECT_S)
         self._socket.connect(target)  # type: ignore[arg-type]
@@ -230,13 +232,15 @@ class Stream:
             self.end("UNIMPLEMENTED", another_program(self._address))
             raise OSError
 
-    def _receive(self) -> bytes:
-        """Returns what has arrived, b"" at the end."""
-        if self._tls is None:
-            return self._socket.recv(_READ_BYTES)
-        while encrypted := self._socket.recv(_READ_BYTES):
+    def _receive(self) -> bytes | memoryview:
+        """Returns what has arrived, nothing at the end."""
+        # Into one buffer: a large one that is made for each read is mapped and unmapped each time.
+        while nbytes := self._socket.recv_into(self._inbox):
+            arrived = self._inbox[:nbytes]
+            if self._tls is None:
+                return arrived
             with self._tls_lock:
-                data = self._tls.receive(encrypted)
+                data = self._tls.receive(arrived)
             if data or self._tls.ended:
                 return data
         return b""

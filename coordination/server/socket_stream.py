@@ -31,7 +31,7 @@ from ..wire.tls import STEP_BYTES, TlsBytes
 from .admission import CallRefused
 from .sessions import Session, SessionStream
 
-_READ_BYTES = 256 * 1024
+READ_BYTES = 256 * 1024
 _COPIED_BYTES = 16 * 1024
 """A message of so many bytes is sent as one piece."""
 LEAVE_S = 2.0
@@ -39,9 +39,10 @@ LEAVE_S = 2.0
 
 
 class StreamServer(Protocol):
-    """What a stream tells of itself."""
+    """What a stream tells of itself. `inbox` has READ_BYTES, for all streams in turns."""
 
     doorway: Doorway
+    inbox: memoryview
 
     def admit(self, peer: Callable[[], object], authorization: str, key: str) -> None:
         """Raises CallRefused."""
@@ -102,18 +103,19 @@ class SocketStream:
     # --- Frames in
 
     def _on_readable(self) -> None:
+        inbox = self._server.inbox
         try:
-            data = self._connection.recv(_READ_BYTES)
+            nbytes = self._connection.recv_into(inbox)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        if not data:
+            nbytes = 0
+        if not nbytes:
             self.close()
         elif not self._ending:
-            self._take(data)
+            self._take(inbox[:nbytes])
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes | memoryview) -> None:
         try:
             if self._tls is not None:
                 data = self._tls.receive(data)

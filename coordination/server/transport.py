@@ -19,7 +19,7 @@ from .grpc_calls import GrpcCalls
 from .listening import Listening, silence_s
 from .service import Service
 from .sessions import SessionStream
-from .socket_stream import SocketStream
+from .socket_stream import READ_BYTES, SocketStream
 
 _STOP_POLL_S = 0.1
 """Between two polls of whether the service should stop."""
@@ -41,6 +41,7 @@ class Transport:
         self._listening = listening
         self._admission = listening.admission(service.config.limits)
         self._tls: ssl.SSLContext | None = None
+        self.inbox = memoryview(bytearray(READ_BYTES))
         self._listeners: list[socket.socket] = []
         self._streams: set[SocketStream] = set()
         self._flushing = False

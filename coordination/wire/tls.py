@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 STEP_BYTES = 64 * 1024
-"""So much is encrypted or decrypted at a time."""
+"""So much is encrypted at a time."""
+_RECORD_BYTES = 16 * 1024
+"""What one read returns at most."""
 
 
 class TlsBytes:
@@ -34,7 +36,7 @@ class TlsBytes:
             return
         self.open = True
 
-    def receive(self, data: bytes) -> bytes:
+    def receive(self, data: bytes | memoryview) -> bytes:
         """Returns what arrived bytes say, b"" while the handshake goes on. Raises ssl.SSLError."""
         self._incoming.write(data)
         if not self.open:
@@ -43,11 +45,15 @@ class TlsBytes:
 
     def _read(self) -> Iterator[bytes]:
         try:
-            while data := self._tls.read(STEP_BYTES):
+            # One read too many is an exception, which costs as much as a small frame.
+            while waiting := self._incoming.pending or self._tls.pending():
+                data = self._tls.read(min(waiting, _RECORD_BYTES))
+                if not data:
+                    self.ended = True
+                    return
                 yield data
         except ssl.SSLWantReadError:
             return
-        self.ended = True
 
     def write(self, data: bytes | memoryview) -> None:
         """Encrypts."""
