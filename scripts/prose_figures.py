@@ -1,11 +1,13 @@
-"""Prints how long the sentences of README and docs are: median, 90th percentile, longest.
+"""Prints how many words README and docs have, and how long their sentences are: median, 90th
+percentile, longest.
 
     python scripts/prose_figures.py                 all pages of this tree
     python scripts/prose_figures.py PAGE ...        the pages named
     python scripts/prose_figures.py --long          also each sentence of more than 28 words
 
 Headings, tables, code blocks, link targets and comments are left out; code in a line is one word.
-An item of a list begins a new sentence. It is a compass, not a gate.
+An item of a list begins a new sentence. Words are counted with tables and code, and without what is
+made by a script: `tests/test_docs.py` holds their number, and sentences are a compass.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ _URL = re.compile(r"https?://\S+")
 # Some names begin with a small letter wherever they stand.
 _END = re.compile(r"(?<=[.!?])[*)\"']*\s+(?=[\"'(*]*(?:[A-Z0-9@]|holdfast|jax|gcsfuse|gRPC))")
 _WORD = re.compile(r"[\w@][\w@'./-]*")
+_MADE = re.compile(r"<!-- (?:\w+: )?[Mm]ade by .*? end -->", re.DOTALL)
 
 
 def default_pages() -> list[Path]:
@@ -58,6 +61,11 @@ def sentences(text: str) -> Iterator[str]:
         yield from (sentence for sentence in _END.split(plain) if _WORD.search(sentence))
 
 
+def words_of_page(text: str) -> int:
+    """Returns how many words somebody has written on a page."""
+    return sum(any(map(str.isalnum, word)) for word in _MADE.sub("", text).split())
+
+
 def words(sentence: str) -> int:
     """Returns how many words a sentence has."""
     return len(_WORD.findall(sentence))
@@ -68,10 +76,10 @@ def percentile_90(sizes: list[int]) -> int:
     return sorted(sizes)[min(len(sizes) - 1, int(len(sizes) * 0.9))]
 
 
-def row_of(name: str, sizes: list[int]) -> str:
-    """Returns a row of the table: how many sentences, and how long."""
-    middle = statistics.median(sizes)
-    return f"| {name} | {len(sizes)} | {middle:g} | {percentile_90(sizes)} | {max(sizes)} |"
+def row_of(name: str, count: int, sizes: list[int]) -> str:
+    """Returns a row of the table: how many words and sentences, and how long these are."""
+    lengths = f"{statistics.median(sizes):g} | {percentile_90(sizes)} | {max(sizes)}"
+    return f"| {name} | {count} | {len(sizes)} | {lengths} |"
 
 
 def main() -> None:
@@ -80,16 +88,18 @@ def main() -> None:
     parser.add_argument("pages", nargs="*", type=Path)
     parser.add_argument("--long", action="store_true", help="also list the long sentences")
     chosen = parser.parse_args()
-    by_page = {page: list(sentences(page.read_text())) for page in chosen.pages or default_pages()}
+    texts = {page: page.read_text() for page in chosen.pages or default_pages()}
+    by_page = {page: list(sentences(text)) for page, text in texts.items()}
+    counts = {page: words_of_page(text) for page, text in texts.items()}
     everything: list[int] = []
-    print("| page | sentences | median | nine in ten | longest |")
-    print("|---|---|---|---|---|")
+    print("| page | words | sentences | median | nine in ten | longest |")
+    print("|---|---|---|---|---|---|")
     for page, prose in by_page.items():
         sizes = [words(sentence) for sentence in prose]
         everything += sizes
         if sizes:
-            print(row_of(page.name, sizes))
-    print(row_of("all", everything))
+            print(row_of(page.name, counts[page], sizes))
+    print(row_of("all", sum(counts.values()), everything))
     if chosen.long:
         for page, prose in by_page.items():
             for sentence in prose:

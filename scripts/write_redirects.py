@@ -23,6 +23,7 @@ MOVED = {
     "engines-slurm": "running-jobs/#slurm",
     "equinox": "libraries/#equinox",
     "flax-nnx": "libraries/#flax-and-optax",
+    "from-jax-distributed": "from-orbax/#from-jaxdistributed",
     "grain": "libraries/#grain",
     "keras": "libraries/#keras",
     "operators": "reading/",
@@ -31,6 +32,7 @@ MOVED = {
     "tutorial-machines": "trainer/",
     "tutorial-policies": "policies/",
     "tutorial-trainer": "trainer/",
+    "web": "watching/#the-page-of-a-job",
 }
 PAGE = """<!doctype html>
 <meta charset="utf-8">

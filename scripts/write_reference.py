@@ -1,4 +1,5 @@
-"""Writes the pages that are made from the code: the commands' help, and the public names by topic.
+"""Writes the pages that are made from the code: the commands' help, the public names by topic, and
+the messages of the status.
 
 Run as `python scripts/write_reference.py` after a change of a command or of a public name;
 `tests/test_reference.py` says when that is due. A name without a topic fails.
@@ -22,6 +23,7 @@ from holdfast.compat.orbax.refusals import refusal_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from reference_text import entry
+from status_tables import status_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 REPOSITORY = "https://github.com/holdfast-jax/holdfast/blob/main/"
@@ -287,6 +289,7 @@ def pages() -> dict[str, str]:
     """Returns the text of each page that is made, by its name."""
     made = {
         "docs/cli.md": filled("docs/cli.md", commands_text()),
+        "docs/status-json.md": filled("docs/status-json.md", status_tables()),
         "README.md": filled("README.md", FROM_THE_INDEX if PUBLISHED else FROM_THE_REPOSITORY),
     }
     made["docs/index.md"] = home_page(made["README.md"])

@@ -20,6 +20,7 @@ import pytest
 from holdfast import checkpoint, coordination, multihost
 from holdfast.cli.entry import main
 from scripts.list_promises import attacked, promises, said_twice
+from scripts.prose_figures import words_of_page
 from scripts.write_redirects import MOVED, write
 from tests.support.doc_pages import BLOCK, PAGES, Part, parts
 from tests.support.libraries import need_installed
@@ -30,6 +31,7 @@ SLOW = {"libraries.md: Brax", "libraries.md: Keras"}
 WITH_A_JOB = {"trainer.md", "hangs.md"}  # tests/test_tutorials.py types their commands
 PARTS = list(parts())
 DOCS = ROOT / "docs"
+WORDS = 26_000  # on all pages; only fewer
 REPOSITORY = "https://github.com/holdfast-jax/holdfast/blob/main/"
 _OTHERS = re.compile(r"^(?:import|from) (brax|grain|keras)\b", re.MULTILINE)
 _TEST = re.compile(r"tests/[a-z_/]*test_[a-z_]+\.py")
@@ -253,6 +255,11 @@ def test_addresses_of_before_lead_to_a_page_and_its_section(tmp_path: Path) -> N
         assert section in {"", *_sections(page)}, (old, target)
         assert not (ROOT / "docs" / f"{old}.md").exists(), old
         assert f"url=../{target}" in (tmp_path / old / "index.html").read_text()
+
+
+def test_the_pages_grow_no_longer() -> None:
+    """Whoever adds words takes as many away: `python scripts/prose_figures.py` counts them."""
+    assert sum(words_of_page(page.read_text()) for page in PAGES) <= WORDS
 
 
 def test_each_promise_has_one_home_and_its_evidence() -> None:
