@@ -22,7 +22,7 @@ WIDTH = 1180
 GAP = 20
 PAD = 16
 ROW = 56
-TITLE = 34
+TITLE = 60
 STYLE = """
   svg { font-family: system-ui, sans-serif; }
   .page { fill: #fff; }
@@ -183,7 +183,7 @@ class Picture:
         height = TITLE + PAD + (len(floors) * (ROW + GAP) - GAP + PAD if floors else 0)
         self.box(name, Box(x, y, width, height), "room")
         self.text(x + PAD, y + 23, "title", name)
-        self.text(x + PAD + 10 * len(name) + 12, y + 23, "purpose", purpose_of(ROOT / name))
+        self.lines(x + PAD, y + 40, "purpose", purpose_of(ROOT / name), width - 2 * PAD)
         for row, floor in enumerate(floors):
             each = (width - PAD - PAD * len(floor)) / len(floor)
             for column, wing in enumerate(floor):

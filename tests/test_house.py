@@ -5,6 +5,7 @@ docs/adr/0001-packaging.md say.
 from __future__ import annotations
 
 import ast
+import html
 import json
 import os
 import re
@@ -342,6 +343,21 @@ def test_the_picture_of_the_architecture_is_fresh(tmp_path: Path) -> None:
     assert (tmp_path / "a.svg").read_text() == (ROOT / "docs" / "architecture.svg").read_text(), (
         "run python scripts/draw_architecture.py"
     )
+
+
+def test_no_caption_of_the_picture_leaves_its_box() -> None:
+    """A letter is about 6 px wide: none covers another box, or its caption."""
+    text = (ROOT / "docs" / "architecture.svg").read_text()
+    number = r'="([\d.]+)"'
+    drawn = re.findall(rf"<rect.* x{number} y{number} width{number} height{number}", text)
+    boxes = [tuple(map(float, each)) for each in drawn]
+    captions = re.findall(rf'<text class="purpose" x{number} y{number}>([^<]+)', text)
+    assert len(captions) > 40
+    for words, across, down in ((each[2], float(each[0]), float(each[1])) for each in captions):
+        ends = [
+            x + wide for x, y, wide, high in boxes if x < across < x + wide and y < down < y + high
+        ]
+        assert across + 6 * len(html.unescape(words)) <= min(ends), words
 
 
 def test_faces_list_what_a_room_offers() -> None:
