@@ -66,13 +66,14 @@ def save(  # noqa: PLR0913
     timeout_s: float = 600.0,
     layout: Literal["holdfast", "orbax"] = "holdfast",
     per_process: Callable[[str], bool] | None = None,
+    single_writer: bool = False,
 ) -> None:
     """Saves a tree as a checkpoint in the folder `path`, durably; blocks until it is there. Every
     process of the group calls it.
 
     It is the item `item`; `items` instead of a state names several, as in `CheckpointManager.save`,
-    and `dtype` casts as there. `per_process` says which leaves each process keeps for itself (see
-    Options).
+    and `dtype` casts as there. `per_process` says which leaves each process keeps for itself, and
+    `single_writer` promises that nobody else writes there (see Options).
 
     With `layout="orbax"` it is a checkpoint of Orbax's, which its v0 manager (as a step folder of a
     root) and its v1 functions restore. One state is the item "default" there. Several processes
@@ -99,7 +100,9 @@ def save(  # noqa: PLR0913
         save_as_orbax(path, order, group, timeout_s)
         return
     order = SaveOrder(step, items=chosen, metadata=metadata, dtype=dtype, overwrite=overwrite)
-    options = Options(save_timeout_s=timeout_s, per_process=per_process)
+    options = Options(
+        save_timeout_s=timeout_s, per_process=per_process, single_writer=single_writer
+    )
     single = SingleSave.open(path, group, order, options)
     result = single.run(single.stage(order))
     if result.error is not None:
@@ -131,7 +134,11 @@ def save_async(path: str | os.PathLike[str], state: Any = None, **options: Any) 
         dtype=words["dtype"],
         overwrite=words["overwrite"],
     )
-    how = Options(save_timeout_s=words["timeout_s"], per_process=words["per_process"])
+    how = Options(
+        save_timeout_s=words["timeout_s"],
+        per_process=words["per_process"],
+        single_writer=words["single_writer"],
+    )
     single = BackgroundSave.open(path, words["group"], order, how)
     handle = single.begin(single.stage(order))
     if is_interpreter_ending():

@@ -62,8 +62,9 @@ class SingleSave:
         if members.count == 1:
             # In a group `stage` finds what is wrong, so that all processes learn of it.
             _check_names(order, path)
-        storage = open_storage(path)
-        root = open_root(storage, open_claims(storage), members, options)
+        storage = open_storage(path, single_writer=options.single_writer)
+        claims = open_claims(storage, single_writer=options.single_writer)
+        root = open_root(storage, claims, members, options)
         single = cls(root)
         if group is None:
             try:
@@ -215,7 +216,9 @@ def _save_together(folder: StorePath, order: SaveOrder, group: Group, timeout_s:
 
     aside = ask_primary(group, f"{name}/aside", begin, timeout_s)
     try:
-        single = SingleSave.open(aside, group, order, Options(save_timeout_s=timeout_s))
+        # The name is this save's own: nobody else writes there.
+        options = Options(save_timeout_s=timeout_s, single_writer=True)
+        single = SingleSave.open(aside, group, order, options)
         result = single.run(single.stage(order))
         if result.error is not None:
             raise result.error

@@ -47,6 +47,8 @@ EXIT_NOTHING = 3  # there is no such checkpoint, step or item
 EXIT_DAMAGED = 4  # bytes are not what was written
 EXIT_FAILED = 5  # anything else: refused, not permitted, no space
 JSON_VERSION = 1
+# How a refusal names the promise of a program: a command has an option for it.
+SINGLE_WRITER = "Options(single_writer=True); `save` takes single_writer=True itself"
 """Of what --json prints; it rises when a name goes or means something else, not with a new one."""
 S = TypeVar("S")
 T = TypeVar("T")
@@ -339,7 +341,7 @@ def sentences() -> Iterator[None]:
     except (Corrupt, HostileCheckpoint) as error:
         raise Failure(str(error), EXIT_DAMAGED) from error
     except (HoldfastError, ValueError) as error:
-        text = str(error).replace("Options(single_writer=True)", "--single-writer")
+        text = str(error).replace(SINGLE_WRITER, "--single-writer")
         raise Failure(text) from error
     except KeyboardInterrupt:
         raise Failure("interrupted", EXIT_INTERRUPTED) from None

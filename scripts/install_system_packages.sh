@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs what some tests need of the system: Slurm, munge, Open MPI, MPICH, network tools, a browser; and Azurite, which stands for Azure's
+# Installs what some tests need of the system: Slurm, munge, Open MPI, MPICH, network tools, FUSE, a browser; and Azurite, which stands for Azure's
 # blobs, into build/azurite. For Debian and its kin, as root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-wanted=(slurm-wlm munge openmpi-bin mpich iproute2 iptables gcc libc6-dev chromium)
+wanted=(slurm-wlm munge openmpi-bin mpich iproute2 iptables fuse3 gcc libc6-dev chromium)
 command -v npm > /dev/null || wanted+=(nodejs npm)
 # The last one that runs on Debian's node.
 install_azurite() {

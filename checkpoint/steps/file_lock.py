@@ -14,6 +14,8 @@ from holdfast.coordination.mounts import mount_of
 
 LOCK_NAME = "lock"
 LOCK_WAIT_S = 10.0
+# What flock() says where there are no locks, as Lustre may, and NFS, and FUSE.
+NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 _POLL_S = 0.001
 
 
@@ -43,12 +45,18 @@ class FileLock:
         self._file = os.open(path, flags, 0o666)
         _open_locks.add(self)
 
-    def try_hold(self) -> bool:
-        """Holds the lock if nobody does; a file that no longer has its name is no lock."""
+    def try_hold(self, *, if_any: bool = False) -> bool:
+        """Holds the lock if nobody does; a file that no longer has its name is no lock.
+
+        Raises OSError where the file system has no locks; `if_any` goes on without.
+        """
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as error:
+            if not (if_any and error.errno in NO_LOCKS):
+                raise
         return self.is_at(self._path)
 
     def is_at(self, path: Path) -> bool:
@@ -80,23 +88,24 @@ def _drop_locks_in_child() -> None:
 os.register_at_fork(after_in_child=_drop_locks_in_child)
 
 
-def hold_lock_in(folder: Path) -> FileLock:
-    """Makes a folder with a lock in it, and holds the lock.
+def hold_lock_in(folder: Path, *, if_any: bool = False) -> FileLock:
+    """Makes a folder with a lock in it, and holds the lock, `if_any` as in `try_hold`.
 
     A sweep may find the lock before this process holds it, and remove the folder; a manager that
     closes may remove the folder above. Then it begins anew. Raises OSError where the lock stays
     with another for LOCK_WAIT_S.
     """
     deadline = time.monotonic() + LOCK_WAIT_S
-    taken = OSError(errno.ENOLCK, "its lock was taken by others again and again", str(folder))
+    taken = OSError(errno.EBUSY, "its lock was taken by others again and again", str(folder))
     failure = taken
     while time.monotonic() < deadline:
         try:
             _make(folder)
-            lock = FileLock(folder / LOCK_NAME)
-            if lock.try_hold():
-                return lock
-            lock.close()
+            with contextlib.ExitStack() as undo:
+                lock = undo.enter_context(contextlib.closing(FileLock(folder / LOCK_NAME)))
+                if lock.try_hold(if_any=if_any):
+                    undo.pop_all()
+                    return lock
             failure = taken
         except FileNotFoundError as error:  # or where no folder can be made, as in /proc
             failure = error
@@ -113,10 +122,8 @@ def _make(folder: Path) -> None:
 
 
 def is_free(path: Path) -> bool:
-    """Says whether nobody holds the lock."""
-    try:
-        lock = FileLock(path, create=False)
-    except OSError:
-        return False  # no file; or it is gone, with a claim that has just been taken away
-    with contextlib.closing(lock):
+    """Says whether nobody holds the lock, as far as a lock can say it."""
+    # No file; or it is gone, with a claim that has just been taken away; or there are no locks.
+    with contextlib.suppress(OSError), contextlib.closing(FileLock(path, create=False)) as lock:
         return lock.try_hold()
+    return False

@@ -17,7 +17,7 @@ from ..errors import CheckpointError, Corrupt
 from ..storage.base import PosixFolder
 from ..storage.local import make_folders, open_to_read, scan_folder
 from .claims import CLAIM_LIMIT_BYTES, FOLDER, FULL_ERRORS, WRITER_ID, Writer, parse_writer
-from .file_lock import LOCK_NAME, FileLock, hold_lock_in, is_free, locks_are_local
+from .file_lock import LOCK_NAME, NO_LOCKS, FileLock, hold_lock_in, is_free, locks_are_local
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class LocalClaims:
         lock: FileLock | None = None
         try:
             self._make_folder()
-            lock = hold_lock_in(made)
+            lock = self._hold_lock_in(made)
             (made / "claim.json").write_text(json.dumps(asdict(writer)))
             if not self._single_writer:
                 _check_links(made)
@@ -62,6 +62,14 @@ class LocalClaims:
                 path=str(self._folder.parent),
             ) from error
         self._locks[writer.id] = lock
+
+    def _hold_lock_in(self, made: Path) -> FileLock:
+        try:
+            return hold_lock_in(made, if_any=self._single_writer)
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                raise _unsafe(made, f"flock() is refused: {error.strerror}") from None
+            raise
 
     def _make_folder(self) -> None:
         if self._folder.is_symlink():
@@ -95,15 +103,16 @@ class LocalClaims:
 
         A claim of this process is removed, and its lock freed in any case.
         """
+        fenced: Path | None = None
         try:
             if writer_id in self.standing():
                 fenced = self._rename_away(writer_id)
-                if fenced is not None and writer_id in self._locks:
-                    _remove(fenced)
         finally:
             lock = self._locks.pop(writer_id, None)
             if lock is not None:
                 lock.close()
+        if fenced is not None and lock is not None:
+            _remove(fenced)  # after the lock: NFS and FUSE keep a file that is open
 
     def _rename_away(self, writer_id: str) -> Path | None:
         """Renames a claim to the name of a fenced one; returns its new path, None if it is gone."""
@@ -183,7 +192,7 @@ def _remove_half_made(folder: Path) -> None:
         return
     # A writer that lives holds the lock. If it is just about to, it loses the folder, sees that
     # its lock is no longer at that path, and begins again: see hold_lock_in.
-    with contextlib.closing(lock):
+    with contextlib.closing(lock), contextlib.suppress(OSError):  # without locks it stays
         if lock.try_hold():
             _remove(folder)
 
@@ -209,13 +218,17 @@ def _check_links(folder: Path) -> None:
         source.unlink(missing_ok=True)
         target.unlink(missing_ok=True)
     if reason:
-        root = folder.parent.parent
-        raise CheckpointError(
-            f"{root} is on a file system where a commit cannot be made safe against a second writer"
-            f" ({reason}). If you promise that only one manager writes here, pass"
-            " Options(single_writer=True)",
-            path=str(root),
-        )
+        raise _unsafe(folder, reason)
+
+
+def _unsafe(made: Path, reason: str) -> CheckpointError:
+    root = made.parent.parent
+    return CheckpointError(
+        f"{root} is on a file system where a commit cannot be made safe against a second writer"
+        f" ({reason}). If you promise that only one manager writes here, pass"
+        " Options(single_writer=True); `save` takes single_writer=True itself",
+        path=str(root),
+    )
 
 
 def _remove(folder: Path) -> None:

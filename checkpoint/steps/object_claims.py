@@ -103,7 +103,7 @@ class ObjectClaims:
             f"{root} is on a store that ignores the condition of a conditional write ({condition}:"
             f" {won} writes of {RACERS} at once went through, expected 1): a commit cannot be made"
             " safe against a second writer. If you promise that only one manager writes here, pass"
-            " Options(single_writer=True)",
+            " Options(single_writer=True); `save` takes single_writer=True itself",
             path=root,
         )
 

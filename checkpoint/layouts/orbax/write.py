@@ -120,7 +120,7 @@ class OrbaxWriter:
         if self._local:
             _remove_dead(Path(str(self._final)))
             self._has_place = True
-            self._lock = hold_lock_in(Path(str(self._folder)))
+            self._lock = hold_lock_in(Path(str(self._folder)), if_any=True)
             self._introduce()
             return
         self._put_mark()
