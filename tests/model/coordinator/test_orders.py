@@ -6,6 +6,7 @@ import pytest
 
 from .mutations import MUTATIONS, Mutation
 from .search import search
+from .transcripts import FOLDER, page
 from .world import FAULTS, Bounds
 
 FAST = [Bounds(1, FAULTS, 1), Bounds(1, frozenset({"break", "restart", "late"}), 3)]
@@ -44,3 +45,10 @@ def test_a_rule_that_is_taken_back_is_missed(mutation: Mutation) -> None:
         found = search(mutation.bounds)
     assert found.broken is not None, "no promise misses it"
     assert found.broken.promise in mutation.breaks, found.story
+
+
+def test_the_transcript_is_what_the_machine_does() -> None:
+    """Told anew it is the same to the letter. Where it has changed on purpose,
+    `python -m tests.model.coordinator.transcripts` writes it.
+    """
+    assert (FOLDER / "restart.md").read_text() == page()
