@@ -23,13 +23,14 @@ from holdfast.checkpoint.steps import file_lock, object_claims
 from holdfast.checkpoint.steps.holds import take_hold
 from holdfast.checkpoint.storage.base import Storage
 from holdfast.checkpoint.storage.local import LocalStorage
+from tests.model.promise import Broken
 
 from .bucket import REFUSED_AFTER, ModelBucket, Objects
 from .disk import AFTER, BEFORE, LATE, NOT_FOUND, Disk, memory_folder, observed_calls
 from .hosts import HostSaver, check_hosts, modelled_peers
 from .messages import TIMES_OUT, ModelGroup, Post
 from .programs import Manager, convert_into, read_held, read_newest, read_step, sweep
-from .rules import BOUNDED, FAILED, HELD, LIVES, ONE_MEANING, SAVED, Began, Broken
+from .rules import BOUNDED, FAILED, HELD, LIVES, ONE_MEANING, SAVED, Began
 from .scheduler import Chooser, Run
 from .search import Choice, Replay, Search
 from .story import tell

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from holdfast.checkpoint.format.item_report import FILE_NAME
+from tests.model.promise import Broken
 from tests.support.tracing import read_log
 
 from .rules import (
     FAILED,
     RECORD,
     SAVED,
-    Broken,
     Decides,
     Durable,
     Effect,

@@ -27,9 +27,10 @@ from holdfast.checkpoint.peers.peer_connection import PeerFailed
 from holdfast.checkpoint.saving.stager import JsonValue, OneSave
 from holdfast.checkpoint.steps.lineage import read_branches, run_of
 from holdfast.checkpoint.storage.base import Storage
+from tests.model.promise import Broken
 
 from .programs import OPTIONS, Manager, told_of
-from .rules import SAVED, STAYS, Broken
+from .rules import SAVED, STAYS
 from .scheduler import OK, READ, WRITE, Access, current_task
 from .world import World
 

@@ -20,6 +20,7 @@ from typing import TypeAlias
 from holdfast.checkpoint import CheckpointError
 from holdfast.checkpoint.format.item_report import FILE_NAME
 from holdfast.checkpoint.format.record import Record, parse_record
+from tests.model.promise import Broken
 
 # The invariants, by the names that docs/guarantees.md gives them.
 WHOLE = "guarantee 1: a step is whole or absent"
@@ -55,14 +56,6 @@ RECORD = "checkpoint.json"
 TOMBSTONE = b'{"format":"holdfast/tombstone"'
 _CLAIM = re.compile(r"\.holdfast/([0-9a-f]{8})/claim\.json")
 _MARK = re.compile(r"\.holdfast/left/[0-9a-f]+\.json")
-
-
-class Broken(Exception):
-    """Says which invariant is broken, and by what."""
-
-    def __init__(self, invariant: str, sentence: str) -> None:
-        super().__init__(f"{invariant}: {sentence}")
-        self.invariant = invariant
 
 
 # --- effects; `who` is a process

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.model.promise import Broken
+
 from .configurations import CONFIGURATIONS, Configuration, Searcher
 from .mutations import MUTATIONS, Mutation
-from .rules import Broken
 from .test_interleavings import SLOW, own_searcher
 
 __all__ = ["own_searcher"]
@@ -43,6 +44,6 @@ def test_each_rule_is_missed_when_it_goes(own_searcher: Searcher, mutation: Muta
                 continue
             print(own_searcher.story(configuration, search.found, violation))
             assert isinstance(violation, Broken), violation
-            assert violation.invariant in mutation.breaks
+            assert violation.promise in mutation.breaks
             return
     pytest.fail("no execution noticed")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.model.promise import Broken
+
 from .mutations import MUTATIONS, Mutation
-from .rules import Broken
 from .transcripts import FOLDER, pages
 
 CHANGING = (
@@ -38,5 +39,5 @@ def test_a_rule_that_goes_changes_a_transcript(mutation: Mutation) -> None:
         try:
             changed = pages() != _written()
         except Broken as broken:
-            changed = broken.invariant in mutation.breaks
+            changed = broken.promise in mutation.breaks
     assert changed

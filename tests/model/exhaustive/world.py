@@ -21,9 +21,10 @@ from typing import Any
 from holdfast.checkpoint.saving.commit import EffectPerformer
 from holdfast.checkpoint.steps import background
 from holdfast.checkpoint.storage import local, threads
+from tests.model.promise import Broken
 
 from . import scheduler
-from .rules import Broken, Effect, Judge
+from .rules import Effect, Judge
 from .scheduler import CRASH, OK, READ, Access, Chooser, Run, Stop, Task, current_task
 
 _time = time.time
