@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import random
 import sys
 import tempfile
@@ -95,6 +96,7 @@ def main() -> None:
         f"-artifact_prefix={folder}-",
         *("-timeout=10", "-rss_limit_mb=4096", "-max_len=65536"),
     ]
+    logging.disable(logging.CRITICAL)  # of what is refused
     atheris.Setup(
         [sys.argv[0], *options, str(folder)],
         TARGETS[arguments.target].run,

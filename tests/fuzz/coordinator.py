@@ -28,6 +28,7 @@ _OWN = {
     "SetKeys": session_pb2.SetKeysRequest,
 }
 _LIMITS = Limits(value_bytes=1 << 16, total_bytes=1 << 20, keys=100, waiters_per_task=50)
+CONFIG = Config(3, 77, job="j", attempt=1, recoverable=True, limits=_LIMITS)
 
 
 def run(data: bytes) -> None:
@@ -46,8 +47,7 @@ def run(data: bytes) -> None:
 class _Run:
     def __init__(self) -> None:
         self._now = 1.0
-        config = Config(3, 77, job="j", attempt=1, recoverable=True, limits=_LIMITS)
-        self._service = Service(Machine(config, 0.0), lambda: self._now)
+        self._service = Service(Machine(CONFIG, 0.0), lambda: self._now)
         self._streams = [InMemoryStream() for _ in range(4)]
 
     def run(self, steps: list[Any]) -> None:
@@ -59,19 +59,12 @@ class _Run:
     def _step(self, step: Any) -> None:
         match step:
             case ["frame", int(who), fields]:
-                self._frame(who, _bytes_of(session_pb2.ClientFrame, fields))
+                self._frame(who, bytes_of(session_pb2.ClientFrame, fields))
             case ["request", int(who), str(method), fields, dict(more)]:
-                kind = _OWN.get(method) or _kind_of(PROFILE_A + method)
-                body = None if kind is None else _bytes_of(kind, fields)
-                request = _message(session_pb2.Request, more)
-                if body is not None and request is not None:
-                    request.method = method
-                    request.body = body
-                    frame = session_pb2.ClientFrame(request=request)
-                    self._frame(who, frame.SerializeToString())
+                self._frame(who, request_of(method, fields, more))
             case ["call", str(path), fields]:
                 kind = _kind_of(path)
-                body = b"" if kind is None else _bytes_of(kind, fields)
+                body = b"" if kind is None else bytes_of(kind, fields)
                 if body is not None:
                     self._service.unary(path, body, InMemoryWriter())
             case ["bytes", int(who), str(text)]:
@@ -105,21 +98,35 @@ def _message(kind: Any, fields: Any) -> Any:
         return None
 
 
-def _bytes_of(kind: Any, fields: Any) -> bytes | None:
+def request_of(method: str, fields: Any, more: dict[str, Any]) -> bytes | None:
+    """Returns a frame that calls a method."""
+    kind = _OWN.get(method) or _kind_of(PROFILE_A + method)
+    body = None if kind is None else bytes_of(kind, fields)
+    request = _message(session_pb2.Request, more)
+    if body is None or request is None:
+        return None
+    request.method = method
+    request.body = body
+    return session_pb2.ClientFrame(request=request).SerializeToString()
+
+
+def bytes_of(kind: Any, fields: Any) -> bytes | None:
+    """Returns a message as it is on the wire; None for fields that it has not."""
     message = _message(kind, fields)
     return None if message is None else message.SerializeToString()
 
 
 def seeds() -> list[bytes]:
     """Returns programs in which each rpc is called once, by somebody who may."""
-    return [json.dumps(list(steps)).encode() for steps in (_sessions(), _agents())]
+    return [json.dumps(list(steps)).encode() for steps in (sessions(), _agents())]
 
 
 def _dict(message: Message) -> dict[str, Any]:
     return MessageToDict(message)
 
 
-def _sessions() -> Iterator[list[Any]]:
+def sessions() -> Iterator[list[Any]]:
+    """Yields the steps of three processes that call each rpc of a Session."""
     for who in range(3):
         opening = session_pb2.Open(process_id=who, incarnation=5 + who, host="h", pid=9)
         yield ["frame", who, _dict(session_pb2.ClientFrame(open=opening))]

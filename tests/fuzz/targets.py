@@ -24,7 +24,7 @@ from holdfast.checkpoint.format.json_state import decode, encode
 from holdfast.checkpoint.format.pack_header import parse_header
 from holdfast.checkpoint.format.record import body_of, sealed
 
-from . import coordinator
+from . import coordinator, session
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,7 @@ def _iterator_states() -> list[bytes]:
 
 TARGETS = {
     "coordinator": Target(coordinator.run, coordinator.seeds),
+    "session": Target(session.run, session.seeds),
     "record": Target(_record, _records),
     "pack_header": Target(_header, _headers),
     "safetensors_header": Target(_safetensors, _safetensors_headers),
