@@ -192,13 +192,15 @@ class SyncPoint:
         self._end(floor)
 
     def _end(self, floor: int | None) -> None:
+        # Its thread may have ended before it is looked at: who leaves says so all the same.
+        leaves = floor is not None and not self._closed.is_set()
         self._closed.set()
         with self._changed:
             self._changed.notify_all()
         if (
             self._group_client is not None
             and self._follower is not None
-            and self._follower.is_alive()
+            and (leaves or self._follower.is_alive())
         ):
             # On a thread: with the coordinator gone it would wait for longer than we may.
             waker = threading.Thread(

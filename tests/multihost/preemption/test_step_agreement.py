@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -290,6 +291,30 @@ def test_who_has_left_is_not_waited_for(clients: list[CoordinationClient]) -> No
         assert [point.ask(30).value for point in points] == [""] * 2 and [
             point.ask(31).value for point in points
         ] == ["again"] * 2
+
+
+class _Waited(threading.Event):
+    """An event after which a thread has ended before anybody looks at it."""
+
+    def __init__(self, ends: threading.Thread) -> None:
+        super().__init__()
+        self._ends = ends
+
+    def set(self) -> None:
+        super().set()
+        self._ends.join(30)
+
+
+def test_who_leaves_in_a_round_says_so(clients: list[CoordinationClient]) -> None:
+    """Its thread, which asks for the others' floors, may end before `leave` has looked at it."""
+    point = SyncPoint(clients[2], "save", process_id=2, tasks=TASKS)
+    assert point._follower is not None
+    assert point.propose("soon")
+    assert clients[0].blocking_key_value_get(f"{point.folder}/0/floor/2", 30_000)
+    point._closed = _Waited(point._follower)
+    point.leave()
+    left = clients[0].key_value_dir_get(f"{point.folder}/left")
+    assert [key.rpartition("/")[2] for key, _ in left] == ["2"]
 
 
 def test_of_a_thousand_one_gathers() -> None:
