@@ -11,7 +11,7 @@ from holdfast.multihost.instruments import seconds
 
 from .errors import SaveFailed
 from .format.limits import check_step, is_step
-from .local_tier.tier import LocalTier
+from .local_tier.local_steps import LocalSteps
 from .memory.budget import USE
 from .saving.async_saver import AsyncSaver, SaveHandle
 from .saving.save import StepSaver
@@ -31,7 +31,7 @@ class Lane(ABC):
     def __init__(
         self,
         catalog: StepCatalog,
-        runner: StepSaver | LocalTier,
+        runner: StepSaver | LocalSteps,
         saver: AsyncSaver,
         scheduler: SaveScheduler,
     ) -> None:
@@ -201,7 +201,7 @@ class DurableLane(Lane):
 class LocalLane(Lane):
     """Saves on the hosts the steps that the store does not get."""
 
-    def __init__(self, catalog: StepCatalog, tier: LocalTier, scheduler: SaveScheduler) -> None:
+    def __init__(self, catalog: StepCatalog, tier: LocalSteps, scheduler: SaveScheduler) -> None:
         super().__init__(catalog, tier, tier.saver, scheduler)
         self._tier = tier
 

@@ -15,7 +15,7 @@ from .errors import CheckpointError
 from .format.step_folders import parse_step_format
 from .lanes import DurableLane, Lane, LocalLane
 from .layouts.detect import ForeignSteps, find_foreign_steps, identify, warn_of_unread
-from .local_tier.tier import LocalTier
+from .local_tier.local_steps import LocalSteps
 from .options import Local, Options, Statistics
 from .policy import KeepPolicy, SavePolicy
 from .saving.incremental import SaveHistory, can_link, load_digest
@@ -99,7 +99,7 @@ def open_manager(
         deleter = StepDeleter(storage, BackgroundWorker(), Statistics())
         index = _index_of(root, keep_policy, deleter)
         lineage = _lineage_of(root, index, begins=local is not None)
-        tier = None if local is None else LocalTier(local, root, lineage)
+        tier = None if local is None else LocalSteps.open(local, root, lineage)
         if tier is not None:
             undo.callback(tier.close)
         foreign = ForeignSteps(storage, root.listing.foreign, root.listing.step_names)
@@ -236,7 +236,7 @@ def _state_of(
     index: StepIndex,
     deleter: StepDeleter,
     lineage: Lineage | NoLineage,
-    tier: LocalTier | None,
+    tier: LocalSteps | None,
     *,
     foreign: ForeignSteps,
     history: SaveHistory | None,

@@ -17,8 +17,8 @@ from .layouts.base import CheckpointInfo, CheckpointReader
 from .layouts.detect import ForeignSteps, find_foreign_steps, identify, stands_there
 from .layouts.holdfast import HoldfastCheckpoint
 from .layouts.inspection import Structure, structure_of
+from .local_tier.local_steps import LocalSteps
 from .local_tier.parts import StepHead
-from .local_tier.tier import LocalTier
 from .saving.save import RootState
 from .steps.holds import letting_go
 from .steps.left_behind import NOTHING, left_among, read_marks
@@ -44,7 +44,7 @@ class StepCatalog:
     root: OpenRoot
     state: RootState
     foreign: ForeignSteps
-    tier: LocalTier | None
+    tier: LocalSteps | None
     seen: SeenRecord = field(default_factory=SeenRecord)
 
     # --- which steps there are
@@ -330,7 +330,7 @@ class StepCatalog:
         if is_last and self.tier is None:
             self._begin_below(step, end_s)
         elif is_last and self.tier is not None:
-            self.tier.roll_back(step, lambda: self._begin_below(step, end_s))
+            self.tier.roll_back(step, lambda: self._begin_below(step, end_s), timeout_s)
         if not is_durable:
             return
         # Where it stays, it stays on all: their lists are alike.

@@ -213,7 +213,9 @@ def test_coordination_never_imports_jax() -> None:
 TESTED_ELSEWHERE = {
     "checkpoint/agreement/absence.py": "tests/system/test_one_saves.py",
     "multihost/group/late.py": "tests/system/test_one_saves.py",
+    "checkpoint/local_tier/host_place.py": "tests/checkpoint/local_tier/test_tier.py",
     "checkpoint/local_tier/local_save.py": "tests/checkpoint/local_tier/test_tier.py",
+    "checkpoint/local_tier/step_reading.py": "tests/checkpoint/local_tier/test_local_steps.py",
     "checkpoint/peers/peer_connection.py": "tests/checkpoint/local_tier/test_peer_storage.py",
     "checkpoint/restoring/shared_reader.py": "tests/checkpoint/local_tier/test_restore_peers.py",
     "checkpoint/storage/base.py": (

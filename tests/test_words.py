@@ -37,8 +37,7 @@ KEPT = {
     ("multihost/errors.py", "knob"),  # a field of a public error
     ("checkpoint/manager_parts.py", "lanes"),  # each is a SaveLane
     # A Part: what a host has of a local step.
-    ("checkpoint/local_tier/local_save.py", "part"),
-    ("checkpoint/local_tier/local_steps.py", "part"),
+    ("checkpoint/local_tier/step_reading.py", "part"),
     ("checkpoint/local_tier/part_copier.py", "part"),
 }
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import errno
 import shutil
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-
-from holdfast.multihost import Group
 
 from ..agreement.exchange import ask_primary
 from ..agreement.save_protocol import (
@@ -19,48 +16,14 @@ from ..agreement.save_protocol import (
     SaveResult,
     TierTooLarge,
 )
-from ..options import Local, Options
 from ..saving.commit import SaveWork
 from ..saving.record_builder import tree_text
 from ..saving.save import SnapshotWork
 from ..saving.stager import OneSave
-from ..steps.lineage import Branch, Lineage, NoLineage
-from .host_folder import HostFolder, HostStorage, RunFolder
-from .meeting import Meeting
-from .part_copier import PartCopier
+from ..steps.lineage import Branch
+from .host_folder import HostFolder
+from .host_place import HostPlace
 from .parts import LocalKey, Part, StepHead
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostPlace:
-    """What all local saves of a process share."""
-
-    local: Local
-    path: Path
-    storage: HostStorage
-    group: Group
-    options: Options
-    meeting: Meeting
-    copier: PartCopier
-    lineage: Lineage | NoLineage
-    writer_id: str
-    folders: RunFolder
-
-    @property
-    def messages(self) -> str:
-        """What the names of the tier's messages begin with."""
-        return f"checkpoint/{self.writer_id}/local"
-
-    def serve(self, part: Part, folder: HostFolder) -> None:
-        """Lets peers read a part of this host."""
-        if self.meeting.server is not None:
-            self.meeting.server.publish(folder.path, part.name, part.files)
-
-    def withdraw(self, folders: Iterable[str]) -> None:
-        """Lets peers read nothing more of these local saves."""
-        for name in folders:
-            if self.meeting.server is not None:
-                self.meeting.server.withdraw(name)
 
 
 class LocalSave(SaveWork):
@@ -73,8 +36,10 @@ class LocalSave(SaveWork):
     def __init__(self, place: HostPlace, save: OneSave, known: Sequence[LocalKey] | None) -> None:
         self._place = place
         self._save = save
-        self._known = known
-        self._snapshots: SnapshotWork | None = None
+        self._process = place.root.group.index
+        self._cleans = known is not None and place.meeting.is_lister
+        self._known = known or ()
+        self._snapshots = SnapshotWork(save)
         self.branch: BranchStart | None = None
         self.key: LocalKey | None = None
         self.folder: HostFolder | None = None
@@ -83,56 +48,57 @@ class LocalSave(SaveWork):
     def write(self) -> Prepared:
         """Writes this process's part, copies those of peers, and reports its own."""
         try:
-            return Prepared(self._write_and_copy().items)
+            key, folder = self._make_target()
+            return Prepared(self._write_and_copy(key, folder).items)
         except Exception:
             # A peer that waits for this part hears at once that it will not come.
             if self._place.meeting.server is not None and self.key is not None:
-                self._place.meeting.server.give_up(self.key.part_name(self._place.group.index))
+                self._place.meeting.server.give_up(self.key.part_name(self._process))
             raise
 
-    def _write_and_copy(self) -> Part:
-        place = self._place
+    def _make_target(self) -> tuple[LocalKey, HostFolder]:
+        """Agrees on the branch of the save, which then goes to a folder with room for it."""
         save = self._save
         branch = self._agree_on_branch()
         self.branch = branch.start
-        key = LocalKey(save.step, branch.number, save.key.save_id, place.group.count)
-        self.key = key
-        folder = place.folders.open(branch.run)
-        self.folder = folder
-        self._make_room(folder, branch)
-        save.move(folder.storage, key.folder)
-        self._snapshots = SnapshotWork(save)
-        part = self._write_part(key, folder, self._snapshots)
+        self.key = LocalKey(save.step, branch.number, save.key.save_id, save.root.group.count)
+        self.folder = self._place.folders.open(branch.run)
+        self._make_room(self.folder, branch)
+        save.move(self.folder.storage, self.key.folder)
+        return self.key, self.folder
+
+    def _write_and_copy(self, key: LocalKey, folder: HostFolder) -> Part:
+        place = self._place
+        part = self._write_part(key, folder)
         for owner in place.meeting.copies_from:
-            copied = place.copier.copy(owner, key, folder, save)
+            copied = place.copier.copy(owner, key, folder, self._save)
             place.serve(copied, folder)
             self.copied_bytes += sum(copied.files.values())
         return part
 
     def _agree_on_branch(self) -> Branch:
         """Returns the branch of this save, once its file is durable: see `Lineage`."""
+        save = self._save
 
         def begin() -> Branch:
-            end_s = self._save.end_s
-            branch = self._place.lineage.current(self._save.key, self._save.place, end_s)
+            branch = self._place.lineage.current(save.key, save.place, save.end_s)
             assert branch is not None
             return branch
 
-        name = f"{self._save.messages}/begin"
         fields = ask_primary(
-            self._place.group,
-            name,
+            save.root.group,
+            f"{save.messages}/begin",
             begin,
             self._place.local.timeout_s,
-            question=self._save.key.save_id,
+            question=save.key.save_id,
         )
         return Branch(**fields)
 
-    def _write_part(self, key: LocalKey, folder: HostFolder, work: SnapshotWork) -> Part:
+    def _write_part(self, key: LocalKey, folder: HostFolder) -> Part:
         save = self._save
-        items = work.write().items
+        items = self._snapshots.write().items
         head = None
-        if self._place.group.index == 0:
+        if self._process == 0:
             trees = {name: tree_text(plan) for name, plan in save.plans.items()}
             head = StepHead(
                 trees,
@@ -141,7 +107,7 @@ class LocalSave(SaveWork):
                 metrics=save.metrics,
                 metadata=save.metadata,
             )
-        part = Part(folder.run, key, self._place.group.index, items, head=head)
+        part = Part(folder.run, key, self._process, items, head=head)
         folder.publish(part, part.to_bytes())
         self._place.serve(part, folder)
         return part
@@ -150,9 +116,10 @@ class LocalSave(SaveWork):
         """Deletes what is dead by now, and refuses a save that there is no room for."""
         place = self._place
         keep = place.local.keep
-        if place.meeting.is_lister and self._known is not None:
+        where = Path(place.root.where)
+        if self._cleans:
             stay = [key for key in self._known if key.step <= branch.base][:keep]
-            place.withdraw(folder.prune(branch.number, place.writer_id, stay))
+            place.withdraw(folder.prune(branch.number, place.root.writer.id, stay))
         others = len(place.meeting.copies_from)
         need = self._save.own_bytes * (1 + others)
         most = place.local.max_bytes
@@ -163,22 +130,18 @@ class LocalSave(SaveWork):
                 " replicas or keep"
             )
         # Files that are written over give their bytes back.
-        free = shutil.disk_usage(place.path).free + folder.storage.spare_bytes()
+        free = shutil.disk_usage(where).free + folder.storage.spare_bytes()
         if need > free:
-            raise OSError(errno.ENOSPC, self._why_full(need, free, folder.run), str(place.path))
-
-    def _why_full(self, need: int, free: int, run: str) -> str:
-        runs = [path.name for path in self._place.path.iterdir() if path.is_dir()]
-        others = sorted(name for name in runs if name != run)
-        held = f"; folders of other runs hold some: {', '.join(others[:4])}" if others else ""
-        return (
-            f"a local step and its copies need {need:,} bytes here, {free:,} are free{held};"
-            " make room, or name another folder"
-        )
+            held = _other_runs(where, folder.run)
+            raise OSError(
+                errno.ENOSPC,
+                f"a local step and its copies need {need:,} bytes here, {free:,} are free"
+                f"{held}; make room, or name another folder",
+                str(where),
+            )
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record that a restore would build, which readers take."""
-        assert self._snapshots is not None
         return self._snapshots.build(reports)
 
     # --- the end
@@ -189,8 +152,7 @@ class LocalSave(SaveWork):
         """Lets the parts of local saves go that this process has written, and of what earlier
         attempts have left all but those that stay. Raises OSError.
         """
-        if self.folder is None or self.key is None:
-            return
+        assert self.folder is not None and self.key is not None  # made before any save may go
         # Before the files go: a peer that asks hears that they are not there.
         self._place.withdraw(key.folder for key in keys)
         for key in keys:
@@ -198,5 +160,13 @@ class LocalSave(SaveWork):
             if key == self.key:
                 more_files = [f"{key.folder}/{name}" for name in self._save.begun]
             self.folder.let_go(key, more_files)
-        if result.error is None and self._known is not None and self._place.meeting.is_lister:
-            self._place.withdraw(self.folder.prune(self.key.branch, self._place.writer_id, stay))
+        if result.error is None and self._cleans:
+            writer_id = self._place.root.writer.id
+            self._place.withdraw(self.folder.prune(self.key.branch, writer_id, stay))
+
+
+def _other_runs(where: Path, run: str) -> str:
+    """Returns which folders of other runs hold some of a host's room, for a sentence."""
+    runs = [path.name for path in where.iterdir() if path.is_dir()]
+    others = sorted(name for name in runs if name != run)
+    return f"; folders of other runs hold some: {', '.join(others[:4])}" if others else ""

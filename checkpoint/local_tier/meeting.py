@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +24,6 @@ from ..peers.peer_tls import PeerTls
 from ..storage.local import make_folders, sync_folder
 from .host_folder import create_own_file
 from .placement import Member, copied_by, place_copies
-
-OLD_MARK_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -59,12 +56,19 @@ class Attendance(Message):
 
 
 @dataclass(frozen=True)
+class Look(Message):
+    """Why a folder cannot be used, as the process sees that has looked into it; "" where it can."""
+
+    error: str
+
+
+@dataclass(frozen=True)
 class Meeting:
-    """What a process knows of all, and what it has made for them: its part server and its mark.
+    """What a process knows of all, and its part server.
 
     `copies[rank]` are the ranks that keep a copy of a rank's part; `copies_from` those whose parts
     this process copies. `listers[rank]` is the rank that lists and cleans that rank's folder.
-    `why_off` is why the tier cannot be used, alike on all; `own_error` what this process alone saw.
+    `why_off` is why the tier cannot be used, alike on all.
     """
 
     index: int
@@ -75,9 +79,7 @@ class Meeting:
     copies_from: Sequence[int]
     listers: Sequence[int]
     why_off: str
-    own_error: str
     server: PartServer | None
-    mark: Path | None
 
     @property
     def hosts(self) -> list[str]:
@@ -102,41 +104,44 @@ class Meeting:
         ]
 
     def close(self) -> None:
-        """Ends the part server, and removes the mark."""
+        """Ends the part server."""
         if self.server is not None:
             self.server.close()
-        if self.mark is not None:
-            with contextlib.suppress(OSError):
-                self.mark.unlink(missing_ok=True)
 
 
-def meet(local: Local, path: Path, group: Group, name: str, tls: PeerTls | None) -> Meeting:
+def meet(local: Local, group: Group, name: str, tls: PeerTls | None) -> Meeting:
     """Returns what all processes are; every process calls it. Blocks.
 
     What a process cannot make is its peer's `error`. Raises BarrierTimeout, ProcessLost.
     """
-    drawn: str = ask_primary(
-        group, f"{name}/secret", lambda: secrets.token_hex(32), local.timeout_s
-    )
+    timeout_s = local.timeout_s
+    drawn: str = ask_primary(group, f"{name}/secret", lambda: secrets.token_hex(32), timeout_s)
     secret = bytes.fromhex(drawn)
-    stand = _Stand(local, path, group, tls)
+    stand = _Stand(local, group, tls)
     try:
         own = stand.introduce(secret)
-        peers = exchange(
-            group,
-            f"{name}/peers",
-            own,
-            lambda peers: Attendance(tuple(peers)),
-            Attendance,
-            timeout_s=local.timeout_s,
-        ).peers
-        listers = _listers_of(peers)
-        is_lister = listers[group.index] == group.index
-        own_error = _why_not_alone(path, peers, own, cleans=is_lister)
+
+        def attend(peers: list[Peer]) -> Attendance:
+            return Attendance(tuple(peers))
+
+        attendance = exchange(group, f"{name}/peers", own, attend, Attendance, timeout_s=timeout_s)
+        peers = attendance.peers
+
+        def first_error(looks: list[Look]) -> Look:
+            errors = [*(peer.error for peer in peers), _why_unreachable(peers)]
+            return Look(next(filter(None, [*errors, *(look.error for look in looks)]), ""))
+
+        look = exchange(
+            group, f"{name}/look", stand.look(peers), first_error, Look, timeout_s=timeout_s
+        )
     except BaseException:
         # A server that nobody closes would serve parts of a job that gave its tier up.
         stand.close()
         raise
+    finally:
+        # All have looked by now.
+        with contextlib.suppress(OSError):
+            stand.mark.unlink()
     members = [Member(rank, peer.host, peer.slice_id) for rank, peer in enumerate(peers)]
     copies = place_copies(members, local.replicas)
     return Meeting(
@@ -146,11 +151,9 @@ def meet(local: Local, path: Path, group: Group, name: str, tls: PeerTls | None)
         tls=tls,
         copies=copies,
         copies_from=copied_by(copies, group.index),
-        listers=listers,
-        why_off=next(filter(None, (peer.error for peer in peers)), "") or _why_unreachable(peers),
-        own_error=own_error,
+        listers=_listers_of(peers),
+        why_off=look.error,
         server=stand.server,
-        mark=stand.mark,
     )
 
 
@@ -161,15 +164,17 @@ def _listers_of(peers: Sequence[Peer]) -> list[int]:
 
 
 class _Stand:
-    """What one process makes before the others know of it."""
+    """What one process makes before the others know of it. The mark in its folder is gone once all
+    have looked.
+    """
 
-    def __init__(self, local: Local, path: Path, group: Group, tls: PeerTls | None) -> None:
+    def __init__(self, local: Local, group: Group, tls: PeerTls | None) -> None:
         self._local = local
-        self._path = path
+        self._path = Path(local.path)
         self._group = group
         self._tls = tls
+        self.mark = self._path / f"mark-{secrets.token_hex(8)}"
         self.server: PartServer | None = None
-        self.mark: Path | None = None
 
     def introduce(self, secret: bytes) -> Peer:
         """Makes the folder and the part server; what cannot be made is the peer's error."""
@@ -177,11 +182,10 @@ class _Stand:
         machine = boot_id()
         host = self._local.failure_domain or machine
         slice_id = 0 if spec is None else spec.slice_id
-        peer = Peer(host, machine, slice_id, folder=f"{machine} {self._group.index}")
+        peer = Peer(host, machine, slice_id, f"{machine} {self._group.index}", self.mark.name)
         try:
             # Device and inode numbers tell the folders of one machine apart, no others.
-            peer = replace(peer, folder=f"{machine} {self._make_folder(host)}")
-            peer = replace(peer, mark="" if self.mark is None else self.mark.name)
+            peer = replace(peer, folder=f"{machine} {self._make_folder()}")
             if self._group.count > 1:
                 self.server = self._make_server(secret)
                 has_tls = self._tls is not None
@@ -191,7 +195,7 @@ class _Stand:
             return replace(peer, error=f"process {self._group.index}: {error_text(error)}")
         return peer
 
-    def _make_folder(self, host: str) -> str:
+    def _make_folder(self) -> str:
         """Makes this host's folder and a mark in it; returns which folder it is."""
         if self._path.is_symlink():
             raise CheckpointError(
@@ -204,9 +208,7 @@ class _Stand:
                 sync_folder(self._path.parent)
             # Hosts that mount one file system see one folder under several device numbers. Each
             # sees the others' marks there.
-            self.mark = self._path / f"mark-{secrets.token_hex(8)}"
-            with os.fdopen(create_own_file(self.mark), "w") as file:
-                file.write(host)
+            os.close(create_own_file(self.mark))
             status = self._path.stat()
         except OSError as error:
             why = (
@@ -215,6 +217,21 @@ class _Stand:
             )
             raise CheckpointError(f"{self._path} cannot be written: {why}") from error
         return f"{status.st_dev} {status.st_ino}"
+
+    def look(self, peers: Sequence[Peer]) -> Look:
+        """Looks whose marks are in the folder: copies in one that two hosts share are none."""
+        try:
+            there = {mark.name for mark in self._path.glob("mark-*")}
+        except OSError as error:
+            return Look(f"process {self._group.index}: {error_text(error)}")
+        own = peers[self._group.index].where
+        for peer in peers:
+            if peer.mark in there and peer.where != own:
+                return Look(
+                    f"{self._path} is shared by the hosts {own} and {peer.where}; expected a folder"
+                    " of one host"
+                )
+        return Look("")
 
     def _make_server(self, secret: bytes) -> PartServer:
         if self._tls is not None:
@@ -229,36 +246,9 @@ class _Stand:
             raise CheckpointError(f"peers cannot be served at {address}: {why}") from error
 
     def close(self) -> None:
-        """Ends the server and removes the mark."""
+        """Ends the server."""
         if self.server is not None:
             self.server.close()
-        if self.mark is not None:
-            self.mark.unlink(missing_ok=True)
-
-
-def _why_not_alone(path: Path, peers: Sequence[Peer], own: Peer, *, cleans: bool) -> str:
-    """Returns why this folder cannot be used: copies in a folder that two hosts share are none."""
-    marks = {peer.mark: peer for peer in peers if peer.mark}
-    try:
-        there = list(path.glob("mark-*"))
-        if cleans:
-            _remove_old_marks([mark for mark in there if mark.name not in marks])
-    except OSError as error:
-        return f"process {peers.index(own)}: {error_text(error)}"
-    places = [marks[mark.name].where for mark in there if mark.name in marks]
-    other = next((place for place in places if place != own.where), None)
-    if other is None:
-        return ""
-    return f"{path} is shared by the hosts {own.where} and {other}; expected a folder of one host"
-
-
-def _remove_old_marks(marks: Sequence[Path]) -> None:
-    for mark in marks:
-        # Another process of this host may remove it too.
-        with contextlib.suppress(FileNotFoundError):
-            # A younger mark may be of another job that opens here now.
-            if time.time() - mark.stat().st_mtime > OLD_MARK_S:
-                mark.unlink()
 
 
 def _why_unreachable(peers: Sequence[Peer]) -> str:

@@ -207,7 +207,7 @@ class RootState:
     """What one process knows of a root that it has open, and its worker there.
 
     `leave` takes the branch and the number of each step that is saved, where there is a local tier:
-    see `LocalTier.leave`.
+    see `LocalSteps.leave`.
     `report` tells those who watch how the root stands now: the primary does.
     `make_way` takes the store, the folder of each step before the primary writes there, and the
     claim: see `ForeignSteps.make_way`.

@@ -32,7 +32,7 @@ import pytest
 
 import holdfast.multihost as multihost
 from holdfast.checkpoint import AtSteps, CheckpointManager, EveryNSteps, Local, Options
-from holdfast.checkpoint.local_tier.tier import LocalTier
+from holdfast.checkpoint.local_tier.local_steps import LocalSteps
 from holdfast.checkpoint.saving.stager import SaveOrder
 from holdfast.coordination import CoordinationService, Endpoint, ServiceTimeouts
 from tests.support.network import Network, namespaces
@@ -269,7 +269,7 @@ def begin(program: Program, step: int) -> None:
     very step.
     """
     tier = program.manager._catalog.tier
-    if not isinstance(tier, LocalTier) or step % program.place.every == 0:
+    if not isinstance(tier, LocalSteps) or step % program.place.every == 0:
         program.manager.save(step, program.state(step))
     else:
         program.manager._parts.lanes[1].save(SaveOrder(step, program.state(step)))
@@ -283,7 +283,7 @@ def wait(program: Program) -> None:
 def wait_locally(program: Program) -> None:
     """Waits for the local save that was begun, whatever the durable one does."""
     tier = program.manager._catalog.tier
-    assert isinstance(tier, LocalTier)
+    assert isinstance(tier, LocalSteps)
     tier.saver.join()
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local, Options
-from holdfast.checkpoint.local_tier.tier import LocalTier
+from holdfast.checkpoint.local_tier.local_steps import LocalSteps
 from holdfast.checkpoint.saving.stager import SaveOrder
 from holdfast.checkpoint.steps.lineage import BRANCHES, Branch, where_of
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -80,7 +80,7 @@ def save(manager: CheckpointManager, group: Group, step: int) -> bool:
     that is: here it is now.
     """
     tier = manager._catalog.tier
-    assert isinstance(tier, LocalTier)
+    assert isinstance(tier, LocalSteps)
     if group.count == 1:
         manager.save(step, state(step, 0))
     elif not tier.statistics()["local_off"]:

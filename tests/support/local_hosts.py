@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.checkpoint import AtSteps, CheckpointManager, EveryNSteps, Local, Options
-from holdfast.checkpoint.local_tier.tier import LocalTier
+from holdfast.checkpoint.local_tier.local_steps import LocalSteps
 from holdfast.checkpoint.saving.stager import SaveOrder
 from holdfast.multihost import ClusterGroup
 from tests.support.checkpointing import at_once, groups
@@ -68,7 +68,7 @@ class Job:
         """
         manager = self.managers[rank]
         tier = manager._catalog.tier
-        if not isinstance(tier, LocalTier) or step % self._every == 0:
+        if not isinstance(tier, LocalSteps) or step % self._every == 0:
             manager.save(step, found, **options)
         elif not tier.statistics()["local_off"]:
             manager._parts.lanes[1].save(SaveOrder(step, found, **options))

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.local_tier.local_steps import LocalSteps
 from holdfast.checkpoint.local_tier.placement import Member, group_hosts
-from holdfast.checkpoint.local_tier.tier import LocalTier
 from holdfast.checkpoint.peers.part_server import (
     ABSENT,
     ANSWER,
@@ -484,7 +484,7 @@ def test_a_peer_that_lies_in_a_restore(root: Path, tmp_path: Path) -> None:
 def pry(program: Program, address: str, names: list[str]) -> list[str]:
     """Asks a peer for names with this job's secret; returns those for which there was anything."""
     tier = program.manager._catalog.tier
-    assert isinstance(tier, LocalTier)
+    assert isinstance(tier, LocalSteps)
     got = []
     for name in names:
         for ask in (
@@ -493,7 +493,7 @@ def pry(program: Program, address: str, names: list[str]) -> list[str]:
         ):
             with (
                 contextlib.suppress(OSError),
-                PeerConnection(address, tier._meeting.secret) as peer,
+                PeerConnection(address, tier._place.meeting.secret) as peer,
             ):
                 ask(peer)
                 got.append(name)
@@ -503,8 +503,8 @@ def pry(program: Program, address: str, names: list[str]) -> list[str]:
 def server_address(program: Program) -> str:
     """Returns where the process's part server listens."""
     tier = program.manager._catalog.tier
-    assert isinstance(tier, LocalTier) and tier._meeting.server is not None
-    return tier._meeting.server.address
+    assert isinstance(tier, LocalSteps) and tier._place.meeting.server is not None
+    return tier._place.meeting.server.address
 
 
 def test_a_peer_gets_nothing_but_parts(root: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from holdfast.checkpoint.agreement.save_protocol import (
     Hear,
     Tell,
 )
-from holdfast.checkpoint.local_tier.tier import LocalTier
+from holdfast.checkpoint.local_tier.local_steps import LocalSteps
 from holdfast.checkpoint.saving.commit import EffectPerformer
 from holdfast.multihost import ClusterGroup
 from tests.support.local_hosts import Job, job, state
@@ -34,7 +34,7 @@ def parts(host: Path) -> list[int]:
 def is_unsure(first: Job) -> list[bool]:
     """Returns of each rank whether it waits for a survey."""
     tiers = [manager._catalog.tier for manager in first.managers]
-    return [isinstance(tier, LocalTier) and tier._steps.is_unsure for tier in tiers]
+    return [isinstance(tier, LocalSteps) and tier.is_unsure for tier in tiers]
 
 
 def test_structure_of_a_step_not_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_a_local_step_that_a_durable_save_has_left_is_gone(tmp_path: Path) -> No
         first.save(5)
         tier = first.managers[0]._catalog.tier
         (key,) = tier.found()
-        tier.leave(BranchStart(key.branch + 1, 4), 4)
+        tier.leave(BranchStart(key.branch + 1, 4))
         with (
             pytest.raises(StepGone, match="local step 5 is no longer one of the root's"),
             tier.opened(key, "1"),
@@ -107,7 +107,7 @@ def test_what_is_deleted_is_served_no_more(tmp_path: Path) -> None:
     with job(tmp_path / "root", hosts, keep=1) as second:
         second.save(6)
         second.save(7)
-        servers = [manager._catalog.tier._meeting.server for manager in second.managers]
+        servers = [manager._catalog.tier._place.meeting.server for manager in second.managers]
         assert [server.statistics()["parts"] for server in servers] == [2, 2]  # own, and a copy
 
 

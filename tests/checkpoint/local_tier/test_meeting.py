@@ -26,12 +26,12 @@ def test_all_hear_of_all() -> None:
 
 
 def test_one_process_meets_itself(tmp_path: Path) -> None:
-    """It needs no part server, lists its own folder, and its mark goes when it leaves."""
+    """It needs no part server, lists its own folder, and its mark is gone once it has looked."""
     local = Local(tmp_path, save_policy=EveryNSteps(1))
-    meeting = meet(local, tmp_path, Solo(), "meet", None)
+    meeting = meet(local, Solo(), "meet", None)
     assert meeting.is_lister and meeting.holders() == [[0]] and meeting.hosts == [boot_id()]
-    assert (meeting.why_off, meeting.own_error, meeting.server) == ("", "", None)
-    assert [path.name for path in tmp_path.iterdir()] == [meeting.peers[0].mark]
+    assert (meeting.why_off, meeting.server) == ("", None)
+    assert not list(tmp_path.iterdir())
     meeting.close()
     assert not list(tmp_path.iterdir())
 
@@ -47,12 +47,9 @@ def test_machines_of_one_rack_are_told_apart(
     local = Local(tmp_path, save_policy=EveryNSteps(1), failure_domain="rack", address="localhost")
     with groups(2) as members:
         meetings = at_once(
-            [
-                functools.partial(meet, local, tmp_path, member, "meet", tls=None)
-                for member in members
-            ]
+            [functools.partial(meet, local, member, "meet", tls=None) for member in members]
         )
         for meeting in meetings:
             meeting.close()
     assert [meeting.lister for meeting in meetings] == [0, 1]
-    assert all("is shared by the hosts rack (" in meeting.own_error for meeting in meetings)
+    assert all("is shared by the hosts rack (" in meeting.why_off for meeting in meetings)

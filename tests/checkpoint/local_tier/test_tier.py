@@ -30,13 +30,12 @@ from holdfast.checkpoint import (
     StepNotFound,
     TreeMismatch,
 )
-from holdfast.checkpoint.local_tier import meeting, tier
+from holdfast.checkpoint.local_tier import host_place, meeting
 from holdfast.checkpoint.local_tier.host_folder import HostFolder
-from holdfast.checkpoint.local_tier.local_save import HostPlace
+from holdfast.checkpoint.local_tier.host_place import HostPlace
 from holdfast.checkpoint.local_tier.local_steps import LocalSteps
 from holdfast.checkpoint.local_tier.part_copier import Throttle
 from holdfast.checkpoint.local_tier.parts import Part
-from holdfast.checkpoint.local_tier.tier import LocalTier
 from holdfast.checkpoint.saving.stager import SaveOrder
 from tests.support.local_hosts import Job, is_state, job, state
 from tests.support.processes import wait_until
@@ -594,9 +593,9 @@ def test_a_peer_that_is_gone_fails_the_save_in_time(
     with job(root, hosts[:2], timeout_s=5) as first:
         first.save(5)
         tier = first.managers[1]._catalog.tier
-        assert isinstance(tier, LocalTier)
-        assert tier._meeting.server is not None
-        tier._meeting.server.close()
+        assert isinstance(tier, LocalSteps)
+        assert tier._place.meeting.server is not None
+        tier._place.meeting.server.close()
         first.save(6)
         assert first.statistics("saves_failed") == [1, 1]
         sentence = (
@@ -789,7 +788,7 @@ def test_tls_on_some_processes_alone_turns_the_tier_off(
     pems = Authority(tmp_path, "ours").issue("own")
     files = iter([(pems.cert, pems.key, pems.ca), None])
     monkeypatch.setattr(
-        tier, "tls_files", lambda: next(files)
+        host_place, "tls_files", lambda: next(files)
     )  # the threads of one process have one environment
     with job(root, hosts[:2]) as first:
         assert all(

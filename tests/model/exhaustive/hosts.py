@@ -18,8 +18,8 @@ from holdfast.checkpoint import EveryNSteps, Local
 from holdfast.checkpoint.agreement.save_protocol import SaveKey
 from holdfast.checkpoint.local_tier import part_copier
 from holdfast.checkpoint.local_tier.host_folder import HostFolder, HostStorage, RunFolder
+from holdfast.checkpoint.local_tier.host_place import HostPlace
 from holdfast.checkpoint.local_tier.inventory import Inventory, living_steps
-from holdfast.checkpoint.local_tier.local_save import HostPlace
 from holdfast.checkpoint.local_tier.local_steps import LocalSteps
 from holdfast.checkpoint.local_tier.meeting import Meeting, Peer
 from holdfast.checkpoint.local_tier.part_copier import PartCopier
@@ -167,27 +167,20 @@ class HostSaver:
             copies_from=others,
             listers=list(range(group.count)),
             why_off="",
-            own_error="",
             server=server,
-            mark=None,
         )
+        options = replace(OPTIONS, save_timeout_s=local.timeout_s)
         place = HostPlace(
             local=local,
-            path=folder,
-            storage=HostStorage(folder),
-            group=group,
-            options=OPTIONS,
+            root=replace(manager.root, storage=HostStorage(folder), options=options),
             meeting=meeting,
             copier=PartCopier(local, meeting),
             lineage=manager.state.lineage,
-            writer_id=manager.id,
             folders=RunFolder(folder, syncs=False),
         )
         self._world = world
         self._manager = manager
         self._counter = 0
-        options = replace(OPTIONS, save_timeout_s=local.timeout_s)
-        self._root = replace(manager.root, storage=place.storage, options=options)
         self.steps = LocalSteps(manager.storage, place)
         self.told: list[tuple[int, str]] = []  # steps, and how their saves ended
 
@@ -199,7 +192,7 @@ class HostSaver:
         place = manager.catalog.local_place_of(step)
         manager.state.order.begun(place)
         save = OneSave(
-            root=self._root,
+            root=self.steps.root,
             key=SaveKey(save_id, self._counter, step),
             is_local=True,
             place=place,

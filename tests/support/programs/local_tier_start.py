@@ -21,7 +21,7 @@ local = Local(
 manager = CheckpointManager(root, save_policy=EveryNSteps(1_000_000), local=local)
 if port == "launched":
     tier = manager._catalog.tier
-    meeting = tier._meeting
+    meeting = tier._place.meeting
     print("parts by TLS", meeting.tls is not None, "at", meeting.server.address, flush=True)
 
 
