@@ -48,7 +48,6 @@ from holdfast.checkpoint.local_tier.peer_storage import PeerStorage
 from holdfast.checkpoint.peers.part_server import PartServer
 from holdfast.checkpoint.peers.peer_connection import PeerConnection, Peers
 from holdfast.checkpoint.steps.lineage import Branch
-from holdfast.checkpoint.storage.path import StorePath
 from holdfast.checkpoint.storage.threads import run_side_by_side
 
 LEAF_BYTES = 16 << 20
@@ -257,7 +256,7 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
                 peers=connections,
             )
             parsed = parse_record(record, "record")
-            checkpoint = HoldfastCheckpoint(StorePath(storage, part.key.folder), parsed)
+            checkpoint = HoldfastCheckpoint(storage, part.key.folder, parsed)
             restored = restore_checkpoint(checkpoint, like=state)
             jax.block_until_ready(restored)
 

@@ -25,7 +25,7 @@ from .steps.left_behind import NOTHING, left_among, read_marks
 from .steps.lineage import Position
 from .steps.opening import OpenRoot, list_root, look_at_steps
 from .steps.refusals import why_no_steps
-from .storage.path import StorePath, join
+from .storage.path import join
 from .storage.retries import until
 from .storage.tombstone import RECORD_NAME
 
@@ -260,9 +260,10 @@ class StepCatalog:
             if step in self.foreign:
                 yield self.foreign.open(step)
             else:
-                folder = StorePath(self.root.storage, self.state.index.folder(step))
-                record = self.seen.show(folder.storage, folder.name)
-                yield HoldfastCheckpoint(folder, record)
+                storage = self.root.storage
+                folder = self.state.index.folder(step)
+                record = self.seen.show(storage, folder)
+                yield HoldfastCheckpoint(storage, folder, record)
 
     def facts(self, step: int) -> CheckpointInfo | StepHead:
         """Returns what holds metrics and metadata of a step. Raises StepNotFound, Corrupt."""

@@ -232,7 +232,7 @@ class StepRestorer:
         if has_room:
             agreement.found_room()
         self._hold(step, folder, hold_s)
-        return HoldfastCheckpoint(StorePath(self._root.storage, folder), record)
+        return HoldfastCheckpoint(self._root.storage, folder, record)
 
     def _read_record(
         self, folder: str, wanted: Iterable[str], options: RestoreOptions

@@ -89,16 +89,15 @@ def _readable(storage: Any) -> tuple[list[Any], list[int]]:
     from holdfast.checkpoint.format.step_folders import list_steps, read_step_names
     from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
     from holdfast.checkpoint.steps.index import facts_of
-    from holdfast.checkpoint.storage.path import StorePath
 
     steps = []
     damaged = []
     names = read_step_names(storage)
     for step in list_steps(storage, names):
-        folder = StorePath(storage, names.name_of(step))
+        folder = names.name_of(step)
         try:
-            checkpoint = HoldfastCheckpoint(folder)
-            wrong = checkpoint.misfits(storage.list(folder.name, recursive=True))
+            checkpoint = HoldfastCheckpoint(storage, folder)
+            wrong = checkpoint.misfits(storage.list(folder, recursive=True))
         except (StepGone, StepNotFound):  # its job has deleted it meanwhile
             continue
         except CheckpointError:

@@ -18,7 +18,7 @@ import numpy as np
 from ..arrays.dtypes import dtype_named
 from ..arrays.sharding import join_sharding
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepNotFound
-from ..storage.base import Readable, Storage
+from ..storage.base import Readable
 from ..storage.path import join
 from ..storage.sure_read import read_surely
 from ..storage.tombstone import RECORD_NAME, body_of, sealed
@@ -121,7 +121,7 @@ class Record:
         return [file.name for item in self.items.values() for file in item.files]
 
 
-def read_record(storage: Storage, step_dir: str) -> Record:
+def read_record(storage: Readable, step_dir: str) -> Record:
     """Reads `<step_dir>/checkpoint.json`.
 
     Raises StepNotFound where there is none, Corrupt or HostileCheckpoint where it is damaged. A
@@ -131,7 +131,7 @@ def read_record(storage: Storage, step_dir: str) -> Record:
     return parse_fetched(fetch_record(storage, step_dir), storage, step_dir)
 
 
-def parse_fetched(data: bytes, storage: Storage, step_dir: str) -> Record:
+def parse_fetched(data: bytes, storage: Readable, step_dir: str) -> Record:
     """Parses a record that was read from `step_dir`; raises as `read_record`."""
     path = join(storage.root, step_dir, RECORD_NAME)
     with paused_gc():
@@ -156,14 +156,14 @@ class SeenRecord:
         self._data = b""
         self._record: Record | None = None
 
-    def show(self, storage: Storage, step_dir: str) -> Record:
+    def show(self, storage: Readable, step_dir: str) -> Record:
         """Reads a record, for one who may change its metadata; raises as `read_record`."""
         data = fetch_record(storage, step_dir)
         self._record = parse_fetched(data, storage, step_dir)
         self._data = data
         return self._record
 
-    def read(self, storage: Storage, step_dir: str) -> Record:
+    def read(self, storage: Readable, step_dir: str) -> Record:
         """Reads a record, for one who reads its items alone; raises as `read_record`."""
         data = fetch_record(storage, step_dir)
         seen = self._record

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint
-from ..storage.base import NameTaken, Storage
+from ..storage.base import NameTaken, Readable, Storage
 from ..storage.local import LocalStorage
 from ..storage.path import join
 from ..storage.sure_read import read_surely
@@ -90,7 +90,7 @@ def parse_step_format(text: str) -> StepNames:
     )
 
 
-def read_step_names(storage: Storage) -> StepNames:
+def read_step_names(storage: Readable) -> StepNames:
     """Returns how a root names the folders of its steps, by STEP_NAMES; else as plain numbers.
 
     Raises HostileCheckpoint where that file is not one that holdfast writes.
@@ -130,7 +130,7 @@ def prefix_of(name: str) -> str:
     return name.rstrip("0123456789")
 
 
-def _read_names(storage: Storage, file: str, parse: Callable[[Any], T], expected: str) -> T | None:
+def _read_names(storage: Readable, file: str, parse: Callable[[Any], T], expected: str) -> T | None:
     """Returns what a file says of folders' names; None where it is not there."""
     try:
         return parse(json.loads(read_surely(storage, file, lambda: storage.fetch(file, 1 << 16))))
@@ -166,7 +166,7 @@ def read_hint(storage: Storage) -> bytes | None:
         return None
 
 
-def other_step(step: int, storage: Storage, folder: str) -> int | None:
+def other_step(step: int, storage: Readable, folder: str) -> int | None:
     """Returns the step in the name of a folder of a store, if that is another than `step`: as a
     plain number, or as the folder's root calls its steps.
 
@@ -180,14 +180,14 @@ def other_step(step: int, storage: Storage, folder: str) -> int | None:
     return named_step(storage, folder)
 
 
-def named_step(storage: Storage, folder: str) -> int | None:
+def named_step(storage: Readable, folder: str) -> int | None:
     """Returns the step in the name of a folder of a store, None where it is called otherwise."""
     name = join(storage.root, folder).rstrip("/").rpartition("/")[2]
     plain = step_of(name)
     return plain if plain is not None else _names_around(storage, folder).step_of(name)
 
 
-def _names_around(storage: Storage, folder: str) -> StepNames:
+def _names_around(storage: Readable, folder: str) -> StepNames:
     """Returns how the root that a folder lies in calls its steps."""
     if folder:
         return read_step_names(storage)
@@ -198,7 +198,7 @@ def _names_around(storage: Storage, folder: str) -> StepNames:
     return PLAIN_NAMES
 
 
-def _is_listed(storage: Storage, name: str) -> bool:
+def _is_listed(storage: Readable, name: str) -> bool:
     try:
         return any(entry.name == name for entry in storage.list(name.rpartition("/")[0]))
     except OSError:

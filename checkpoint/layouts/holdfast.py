@@ -14,7 +14,7 @@ from ..restoring.reader import ItemReader
 from ..restoring.restore import VerifyReport, owner_of
 from ..restoring.shared_reader import SharedReader, shared_reader
 from ..restoring.sharing import RestorePeers
-from ..storage.base import Entry
+from ..storage.base import Entry, Readable
 from ..storage.path import StorePath, join
 from ..storage.tombstone import RECORD_NAME
 from .base import CheckpointInfo, find_named
@@ -30,7 +30,7 @@ class HoldfastLayout:
         return RECORD_NAME in names
 
     def open(self, folder: StorePath) -> HoldfastCheckpoint:
-        return HoldfastCheckpoint(folder)
+        return HoldfastCheckpoint(folder.storage, folder.name)
 
     def step_of(self, name: str) -> int | None:
         return step_of(name)
@@ -39,9 +39,10 @@ class HoldfastLayout:
 class HoldfastCheckpoint:
     """One of our own checkpoints."""
 
-    def __init__(self, folder: StorePath, record: Record | None = None) -> None:
+    def __init__(self, storage: Readable, folder: str = "", record: Record | None = None) -> None:
+        self._storage = storage
         self._folder = folder
-        record = record or read_record(folder.storage, folder.name)
+        record = record or read_record(storage, folder)
         self.record = record
         owners = {}
         for name, item in record.items.items():
@@ -51,7 +52,7 @@ class HoldfastCheckpoint:
                 owners[name] = record.processes
         self.info = CheckpointInfo(
             "holdfast",
-            str(folder),
+            join(storage.root, folder),
             {name: item.kind for name, item in record.items.items()},
             record.step,
             started_s=record.started_s,
@@ -68,11 +69,11 @@ class HoldfastCheckpoint:
         return item
 
     def reader(self, name: str) -> ItemReader:
-        return ItemReader(self._folder.storage, self._folder.name, self.item(name))
+        return ItemReader(self._storage, self._folder, self.item(name))
 
     def shared_reader(self, name: str, peers: RestorePeers | None) -> SharedReader | None:
         """Returns a reader that passes on what several processes need, where that is worth it."""
-        return shared_reader(self._folder.storage, self._folder.name, self.item(name), peers)
+        return shared_reader(self._storage, self._folder, self.item(name), peers)
 
     def json(self, name: str, process: int = 0) -> Any:
         item = self.item(name)
@@ -116,20 +117,20 @@ class HoldfastCheckpoint:
         problems = []
         for item in self.record.items.values():
             for file in item.files:
-                name = join(self._folder.name, file.name)
+                name = join(self._folder, file.name)
                 if name not in sizes:
                     problems.append(f"{file.name} is missing")
                 elif sizes[name] not in (None, file.size):
                     problems.append(f"{file.name} has {sizes[name]} of {file.size} bytes")
         if problems:
             try:
-                now = read_record(self._folder.storage, self._folder.name)
+                now = read_record(self._storage, self._folder)
             except StepNotFound as error:
-                message = f"{self._folder} was deleted while it was being read"
-                raise StepGone(message, path=str(self._folder)) from error
+                message = f"{self.info.path} was deleted while it was being read"
+                raise StepGone(message, path=self.info.path) from error
             if now.writer_id != self.record.writer_id:
-                message = f"{self._folder} was overwritten while it was being read"
-                raise StepGone(message, path=str(self._folder))
+                message = f"{self.info.path} was overwritten while it was being read"
+                raise StepGone(message, path=self.info.path)
         return problems
 
     def verify(self) -> VerifyReport:

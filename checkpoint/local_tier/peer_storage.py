@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..peers.peer_connection import Peers
-from ..storage.base import Entry, Part
+from ..storage.base import Entry
 from ..storage.local import LocalStorage
 from ..storage.path import join
 from ..storage.tombstone import RECORD_NAME
@@ -32,9 +32,8 @@ class PeerStorage:
     copy that fails is passed over for the next, and a peer that did not answer is asked last.
     """
 
-    max_file_bytes: int | None = None
     max_concurrency: int = 4
-    posix = conditions = tensorstore = None
+    posix = None
 
     def __init__(
         self,
@@ -104,27 +103,11 @@ class PeerStorage:
             self._damaged.setdefault(name, set()).add(rank)
         return bool(self._sources(name))
 
-    def size(self, name: str) -> int:
-        """Raises OSError: nobody asks for the size of a file whose record is known."""
-        raise OSError(
-            errno.ENOTSUP,
-            "the sizes of a local step's files are in its record",
-            join(self.root, name),
-        )
-
     def fetch(self, name: str, limit_bytes: int) -> bytes:
         """Returns the record; no other file is small."""
         if name != join(self._folder, RECORD_NAME):
             raise FileNotFoundError(errno.ENOENT, "no such file", join(self.root, name))
         return self._record
-
-    def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
-        """Raises OSError, as all that would change something."""
-        raise OSError(errno.EROFS, "a local step is only read here", join(self.root, name))
-
-    def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
-        """Raises OSError."""
-        raise OSError(errno.EROFS, "a local step is only read here", join(self.root, name))
 
     def list(
         self, folder: str, *, recursive: bool = False, names_only: bool = False
@@ -135,7 +118,3 @@ class PeerStorage:
     def close(self) -> None:
         """Closes the connections to peers that are not in use."""
         self._peers.close()
-
-    def delete(self, names: Sequence[str]) -> None:
-        """Raises OSError."""
-        raise OSError(errno.EROFS, "a local step is only read here", self.root)

@@ -14,7 +14,6 @@ from ..format.limits import RECORD_LIMIT_BYTES
 from ..format.record import parse_record
 from ..layouts.holdfast import HoldfastCheckpoint
 from ..peers.peer_connection import PeerConnection, Peers
-from ..storage.path import StorePath
 from .host_place import HostPlace
 from .inventory import FoundStep, record_of
 from .parts import Part, StepHead
@@ -52,7 +51,7 @@ def open_step(place: HostPlace, step: FoundStep, question: str) -> Iterator[Hold
     data = zlib.decompressobj().decompress(packed, RECORD_LIMIT_BYTES)
     with contextlib.closing(_storage_of(place, step, data)) as storage:
         record = parse_record(data, f"{storage.root}/{folder}")
-        yield HoldfastCheckpoint(StorePath(storage, folder), record)
+        yield HoldfastCheckpoint(storage, folder, record)
 
 
 def read_head(place: HostPlace, step: FoundStep) -> StepHead:

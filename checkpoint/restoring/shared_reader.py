@@ -25,7 +25,7 @@ import numpy as np
 from ..format.item_report import FileReport
 from ..format.record import ItemRecord
 from ..memory.budget import USE, HeldBytes
-from ..storage.base import Storage
+from ..storage.base import Readable
 from ..storage.object import fill
 from ..storage.threads import LOOK_S, ByteBudget, Latch, do_beside
 from .reader import ItemReader, RangePlan, ReadRequest, cut
@@ -201,7 +201,7 @@ class SharedReader(ItemReader):
     """
 
     def __init__(
-        self, storage: Storage, step_dir: str, item: ItemRecord, peers: RestorePeers
+        self, storage: Readable, step_dir: str, item: ItemRecord, peers: RestorePeers
     ) -> None:
         super().__init__(storage, step_dir, item)
         self._peers = peers
@@ -443,7 +443,7 @@ class SharedReader(ItemReader):
 
 
 def shared_reader(
-    storage: Storage, step_dir: str, item: ItemRecord, peers: RestorePeers | None
+    storage: Readable, step_dir: str, item: ItemRecord, peers: RestorePeers | None
 ) -> SharedReader | None:
     """Returns the reader that shares an item with peers. None, alike on all processes, where there
     are none, or where it can spare the store too little.

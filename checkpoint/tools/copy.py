@@ -220,9 +220,11 @@ def _claimed(source: StorePath, target: StorePath, claims: Claims, save_id: str)
 def _verify(source: StorePath, record: Record, target: StorePath, copied: Record) -> None:
     """Reads the copy back; the error says which of the two is damaged."""
     try:
-        HoldfastCheckpoint(target, copied).verify()
+        HoldfastCheckpoint(target.storage, target.name, copied).verify()
     except Corrupt as error:
-        HoldfastCheckpoint(source, record).verify()  # raises if it is the source
+        HoldfastCheckpoint(
+            source.storage, source.name, record
+        ).verify()  # raises if it is the source
         message = f"{error}. The source is whole: delete this file of the copy and copy again"
         raise Corrupt(message, path=error.path, file=error.file, leaf=error.leaf) from error
 

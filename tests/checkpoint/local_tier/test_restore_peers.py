@@ -31,7 +31,6 @@ from holdfast.checkpoint.restoring.restore import RestoreOptions, allocate
 from holdfast.checkpoint.restoring.shared_reader import SharedReader
 from holdfast.checkpoint.restoring.sharing import Demand, Runs
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.path import StorePath
 from holdfast.multihost import ClusterGroup, Solo
 from tests.support.checkpointing import at_once, groups
 from tests.support.paths import program
@@ -109,7 +108,7 @@ def restore_each(
                 options = RestoreOptions(read="once", peers=peers, partial=partial(group.index))
                 values, verdict = agreement.run(
                     lambda: restore_checkpoint(
-                        HoldfastCheckpoint(StorePath(other.get(group.index, storage)), record),
+                        HoldfastCheckpoint(other.get(group.index, storage), record=record),
                         options=options,
                     ),
                     str(folder),

@@ -25,7 +25,6 @@ from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.layouts.detect import restore_checkpoint
 from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.path import StorePath
 
 RNG = np.random.default_rng(0)
 TREE: dict[str, Any] = {
@@ -183,10 +182,10 @@ def test_a_damaged_step_says_which_files(whole: Path, tmp_path: Path) -> None:
     (pack,) = folder.glob("state/*.safetensors")
     pack.unlink()
     with pytest.raises(Corrupt, match="the file is missing"):
-        restore_checkpoint(HoldfastCheckpoint(StorePath(storage), record))
+        restore_checkpoint(HoldfastCheckpoint(storage, record=record))
     (folder / "checkpoint.json").unlink()
     with pytest.raises(StepGone, match="deleted while"):
-        restore_checkpoint(HoldfastCheckpoint(StorePath(storage), record))
+        restore_checkpoint(HoldfastCheckpoint(storage, record=record))
     with pytest.raises(StepNotFound):
         load(folder)
 

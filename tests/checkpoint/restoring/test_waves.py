@@ -31,7 +31,6 @@ from holdfast.checkpoint.restoring.waves import (
     wave_limit_bytes,
 )
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.path import StorePath
 
 MIB = 1 << 20
 LEVEL = MemoryLevel("this machine", 1 << 40, 1 << 40, 1 << 40)
@@ -137,7 +136,7 @@ def restored(tmp_path: Path, patch: pytest.MonkeyPatch, cgroup: Shrinking) -> An
     save(tmp_path / "step", TREE)
     storage = LocalStorage(tmp_path / "step")
     options = RestoreOptions(memory=MemoryBudget(look=cgroup))
-    return restore_checkpoint(HoldfastCheckpoint(StorePath(storage)), options=options)
+    return restore_checkpoint(HoldfastCheckpoint(storage), options=options)
 
 
 def test_a_tight_restore_comes_in_waves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

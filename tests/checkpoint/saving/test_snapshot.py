@@ -39,7 +39,6 @@ from holdfast.checkpoint.saving.snapshot import (
     take_snapshot,
 )
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.path import StorePath
 
 
 def commit(snapshot: Snapshot, storage: LocalStorage) -> None:
@@ -88,7 +87,7 @@ def test_donation_and_overwriting_do_not_disturb_it(tmp_path: Path, on_host: boo
     tree["host"][:] = -1  # type: ignore[index]
     memory[:] = -1
     commit(snapshot, storage)
-    found = restore_checkpoint(HoldfastCheckpoint(StorePath(storage)))
+    found = restore_checkpoint(HoldfastCheckpoint(storage))
     np.testing.assert_array_equal(found["device"], np.arange(1 << 16, dtype=np.float32))
     np.testing.assert_array_equal(found["host"], np.arange(1000))
     np.testing.assert_array_equal(found.get("shared", np.arange(1000)), np.arange(1000))
@@ -112,7 +111,7 @@ def test_bounded_host_memory_makes_the_caller_wait(tmp_path: Path) -> None:
     for array in tree.values():
         array.delete()
     writer.join()
-    found = restore_checkpoint(HoldfastCheckpoint(StorePath(storage)))
+    found = restore_checkpoint(HoldfastCheckpoint(storage))
     assert all((found[f"w{i}"] == i).all() for i in range(4))
 
 
@@ -143,7 +142,7 @@ def test_arrays_of_the_host_without_room_are_written_from_where_they_lie(tmp_pat
         tree[f"w{i}"][:] = -1
     writer.join()
     assert USE.held_bytes == held
-    found = restore_checkpoint(HoldfastCheckpoint(StorePath(storage)))
+    found = restore_checkpoint(HoldfastCheckpoint(storage))
     assert all((found[f"w{i}"] == i).all() for i in range(8))
     np.testing.assert_array_equal(found["last"], np.arange(1 << 18))
 
@@ -213,7 +212,7 @@ def test_copies_are_made_later(tmp_path: Path) -> None:
     for array in tree.values():
         array[:] = -1
     writer.join()
-    found = restore_checkpoint(HoldfastCheckpoint(StorePath(storage)))
+    found = restore_checkpoint(HoldfastCheckpoint(storage))
     assert (found["a"] == 0).all() and (found["b"] == 1).all()
 
 

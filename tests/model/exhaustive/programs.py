@@ -217,7 +217,7 @@ def read_step(world: World, storage: Storage, step: int, *, as_newest: bool = Fa
     who = world.who()
     try:
         record = read_record(storage, str(step))
-        checkpoint = HoldfastCheckpoint(StorePath(storage, str(step)), record)
+        checkpoint = HoldfastCheckpoint(storage, str(step), record)
         processes = range(record.processes)
         values = [checkpoint.json("state", each) for each in processes]
     except (StepNotFound, StepGone, Corrupt) as error:

@@ -16,12 +16,11 @@ from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
 from holdfast.checkpoint.restoring.reader import ItemReader
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.checkpoint.storage.path import StorePath
 
 counted = []
 storage = CountingStorage(LocalStorage(root), counted.append)
 record = read_record(LocalStorage(root), "")
-checkpoint = HoldfastCheckpoint(StorePath(storage), record)
+checkpoint = HoldfastCheckpoint(storage, record=record)
 rows = NamedSharding(mesh, P("x"))
 like = {
     leaf.path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows)
