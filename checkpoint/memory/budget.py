@@ -202,7 +202,12 @@ class MemoryBudget:
         machine = boot_id()
         numbers = cgroup_numbers()
         return tuple(
-            SeenLevel.of(level, f"{machine} {numbers.get(level.folder, level.folder)}")
+            SeenLevel(
+                f"{machine} {numbers.get(level.folder, level.folder)}",
+                level.name,
+                level.limit_bytes,
+                level.most_bytes,
+            )
             for level in self._levels()
         )
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import NotEnoughMemory
-from .levels import MemoryLevel
 
 
 @dataclass(frozen=True)
@@ -17,11 +16,6 @@ class SeenLevel:
     name: str
     limit_bytes: int
     most_bytes: int
-
-    @classmethod
-    def of(cls, level: MemoryLevel, key: str) -> SeenLevel:
-        """Takes what matters of a level: what may be there in the end."""
-        return cls(key, level.name, level.limit_bytes, level.most_bytes)
 
 
 @dataclass(frozen=True)
