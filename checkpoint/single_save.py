@@ -32,7 +32,8 @@ from .steps.opening import OpenRoot, give_up_claim, open_root
 from .steps.refusals import refuse_without_joining
 from .storage.base import Storage
 from .storage.path import StorePath, open_storage, split
-from .tools.convert import Conversion, trees_of, write_orbax
+from .tools.conversion import Conversion, trees_of
+from .tools.convert import write_orbax
 
 if TYPE_CHECKING:  # imports tensorstore
     from .layouts.orbax.write import OrbaxWriter

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -20,7 +20,7 @@ from holdfast.multihost import Solo
 
 from ..agreement.save_protocol import Prepared, SaveKey, SaveReport
 from ..arrays.dtypes import dtype_named
-from ..errors import CheckpointError, StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
+from ..errors import StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
 from ..format.grid import Chunk, Grid
 from ..format.item_report import FileReport, ItemReport, pack_name
 from ..format.limits import encode_json
@@ -34,13 +34,13 @@ from ..format.own_files import (
 from ..format.pack_header import HEADER_BYTES
 from ..format.record import ItemRecord, LeafRecord, check_record
 from ..format.rename import Names
-from ..format.step_folders import named_step, step_of
 from ..format.tree import describe, flatten, plain_name, rebuild
 from ..format.values import encode_value
 from ..layouts.base import (
     CheckpointInfo,
     CheckpointReader,
     arrays_of,
+    find_named,
     leaves_below,
     read_leaves,
 )
@@ -76,53 +76,22 @@ from ..saving.stager import OneSave
 from ..steps.claims import Claims
 from ..steps.object_claims import open_claims
 from ..steps.opening import give_up_claim, open_root
-from ..storage.base import Part, Storage
+from ..storage.base import Part
 from ..storage.counting import count_parts
-from ..storage.path import StorePath, free_bytes, open_storage
+from ..storage.path import StorePath, open_storage
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
+from .conversion import Conversion, Progress, Selected, check_conversion, trees_of
 
 if TYPE_CHECKING:  # imports tensorstore
     from ..layouts.orbax.write import OrbaxWriter
 
 _log = logging.getLogger("holdfast.checkpoint")
+Named: TypeAlias = tuple[LeafRecord, ArrayReader]
+NewFile: TypeAlias = tuple[str, int, Iterable[Part]]  # its name, its size, its bytes
 MAX_SHARDS = 4096  # of a leaf: one that is cut finer is read as if it were whole
 # Packs written side by side: each holds two chunks in memory, or for an object store itself twice.
 PACKS_AT_ONCE = 2
-ORBAX_SHRINKS = 16  # Orbax's arrays are compressed: by more than this hardly any are
-Progress: TypeAlias = Callable[[int], None]
-Selected: TypeAlias = tuple[ItemRecord, ArrayReader]
-Named: TypeAlias = tuple[LeafRecord, ArrayReader]
-
-
-class Conversion(NamedTuple):
-    """What is converted: some items of a checkpoint, and whose copies of what each process keeps.
-
-    `chosen` are the trees, `others` the kinds of the JSON items and items of files. `process` None
-    means the copies of all processes. `progress` is told the bytes that were done. The files of the
-    model in `beside` go along.
-    """
-
-    checkpoint: CheckpointReader
-    chosen: Mapping[str, Selected]
-    others: Mapping[str, str]
-    process: int | None
-    progress: Progress
-    beside: StorePath | None
-
-    @property
-    def step(self) -> int:
-        """The step that the target is: the checkpoint's, or that in its folder's name.
-
-        A checkpoint that was saved alone is step 0 wherever it is.
-        """
-        info = self.checkpoint.info
-        if info.step:
-            return info.step
-        if "://" in info.path:
-            # The settings of the URL are not in it, so the store cannot be opened anew.
-            return step_of(info.path.rpartition("/")[2]) or 0
-        return named_step(open_storage(info.path), "") or 0
 
 
 # This is a face, of the command's options too, so that it has more than eight parameters.
@@ -159,8 +128,6 @@ def convert(  # noqa: PLR0913
     held whole. `claims` are the target's, made if None. Raises StepExists, UnsupportedLeaf for what
     the layout cannot hold, Corrupt, the store's OSErrors. What was begun is removed.
     """
-    if beside is not None and to != "safetensors":
-        raise ValueError(f'beside= is for "safetensors", and not for "{to}": leave it out')
     wanted = _wanted(checkpoint, items)
     chosen = trees_of(checkpoint, wanted)
     if process is not None:
@@ -170,47 +137,26 @@ def convert(  # noqa: PLR0913
     if rules is not None:
         check_one_tree(list(wanted), checkpoint.info)
         chosen = {name: operate(*found, rules) for name, found in chosen.items()}
-    _refuse_unreadable(chosen)
-    others = {name: kind for name, kind in wanted.items() if kind != "tree"}
     conversion = Conversion(
         checkpoint,
         chosen,
-        others,
+        {name: kind for name, kind in wanted.items() if kind != "tree"},
         process,
         progress=progress,
         beside=None if beside is None else StorePath(open_storage(beside)),
     )
-    _refuse_full(conversion, target, to)
+    check_conversion(conversion, target, to, is_named=bool(items))
     if to == "holdfast":
         return _to_holdfast(conversion, target, claims or open_claims(target.storage))
-    _refuse_per_process_values(chosen, to)
-    _refuse_others(conversion, to, is_named=bool(items))
     if to == "safetensors":
         return _to_safetensors(conversion, target, ShardLimits(shards, shard_bytes))
-    if to == "orbax":
-        return _to_orbax(conversion, target)
-    raise ValueError(f'there is no layout {to!r}: choose "holdfast", "orbax" or "safetensors"')
-
-
-def trees_of(checkpoint: CheckpointReader, kinds: Mapping[str, str]) -> dict[str, Selected]:
-    """Returns those of some items that are trees, with their readers."""
-    return {
-        name: (checkpoint.item(name), checkpoint.reader(name))
-        for name, kind in kinds.items()
-        if kind == "tree"
-    }
+    return _to_orbax(conversion, target)
 
 
 def _wanted(checkpoint: CheckpointReader, items: Sequence[str]) -> dict[str, str]:
     """Returns the kinds of the items that are named, or of all."""
-    unknown = [name for name in items if name not in checkpoint.info.items]
-    if unknown:
-        known = ", ".join(checkpoint.info.items) or "none"
-        raise StepNotFound(
-            f"{checkpoint.info.path} has no item '{unknown[0]}'; it has: {known}",
-            path=checkpoint.info.path,
-        )
-    return {name: checkpoint.info.items[name] for name in items or checkpoint.info.items}
+    info = checkpoint.info
+    return {name: find_named(info, info.items, name) for name in items or info.items}
 
 
 def _of_process(selected: Selected, process: int) -> Selected:
@@ -232,84 +178,11 @@ def _selected(selected: Selected, under: str, rename: Names) -> Selected:
     return renamed(kept, reader, rename)
 
 
-def _refuse_unreadable(chosen: Mapping[str, Selected]) -> None:
-    for item, _ in chosen.values():
-        for leaf in item.leaves:
-            if leaf.kind == "unreadable":
-                raise UnsupportedLeaf(leaf.refusal, leaf=leaf.path, found=leaf.impl)
-
-
-def _refuse_full(conversion: Conversion, target: StorePath, to: str) -> None:
-    """Raises CheckpointError where a disk has no room for the arrays."""
-    free = free_bytes(target.storage)
-    arrays = (leaf for item, _ in conversion.chosen.values() for leaf in item.leaves)
-    need = sum(leaf.nbytes for leaf in arrays if leaf.grid is not None)
-    if free is not None and need // (ORBAX_SHRINKS if to == "orbax" else 1) > free:
-        raise CheckpointError(
-            f"step {conversion.step} of {conversion.checkpoint.info.path} needs {need:,} bytes as"
-            f" {to}, and the disk of {target} has {free:,} left; make room, or convert less of it",
-            path=str(target),
-        )
-
-
-def _refuse_per_process_values(chosen: Mapping[str, Selected], to: str) -> None:
-    for item, _ in chosen.values():
-        for leaf in item.leaves:
-            if leaf.per_process and leaf.grid is None:
-                message = (
-                    f"'{leaf.path}' was kept per process, which {to} does not know; say whose copy"
-                    " to take (--process N)"
-                )
-                raise UnsupportedLeaf(message, leaf=leaf.path)
-
-
-def _refuse_others(conversion: Conversion, to: str, *, is_named: bool) -> None:
-    """Raises UnsupportedLeaf for what has no place: files, unless they only lay beside tensors and
-    are not named, and JSON that is named.
-    """
-    info = conversion.checkpoint.info
-    what = {}
-    if to == "orbax" and (is_named or info.layout != "safetensors"):
-        what["files"] = "a folder of files"
-    elif to == "orbax" and "files" in conversion.others.values():
-        _log.warning(
-            "what lies beside the tensors of %s stays there: orbax holds no files. Copy its config"
-            ' and tokenizer, or convert to "holdfast", which takes them along',
-            info.path,
-        )
-    if to == "safetensors":
-        what |= {"json": "JSON"} if is_named else {}
-        for name, kind in conversion.others.items():
-            if kind == "files" and name in info.owners and conversion.process is None:
-                raise UnsupportedLeaf(
-                    f"the item '{name}' of {info.path} has files of each of"
-                    f" {info.owners[name]} processes, and safetensors holds one folder; say whose"
-                    " to take (--process N)",
-                    leaf=name,
-                )
-    for name, kind in conversion.others.items():
-        if kind in what:
-            message = (
-                f"the item '{name}' of {conversion.checkpoint.info.path} is {what[kind]}, which"
-                f" {to} does not hold; name the items to take (--item NAME)"
-            )
-            raise UnsupportedLeaf(message, leaf=name)
-
-
 def _to_orbax(conversion: Conversion, root: StorePath) -> str:
     from ..layouts.orbax.encode import custom_metadata
     from ..layouts.orbax.write import OrbaxWriter
 
-    info = conversion.checkpoint.info
-    custom_metadata(info.metadata)
-    json_items = [name for name, kind in conversion.others.items() if kind == "json"]
-    kept = [name for name in json_items if name in info.owners]
-    if kept and conversion.process is None:
-        raise UnsupportedLeaf(
-            f"the item '{kept[0]}' has a value of each of {info.owners[kept[0]]} processes, and"
-            " orbax holds one; say whose to take (--process N)",
-            leaf=kept[0],
-        )
+    custom_metadata(conversion.checkpoint.info.metadata)
     target = root / str(conversion.step)
     write_orbax(conversion, OrbaxWriter(target))
     return str(target)
@@ -364,6 +237,40 @@ class ShardLimits(NamedTuple):
         return split_shards(sizes, int(min(size, limit)))
 
 
+class _Tensors(NamedTuple):
+    """What becomes tensors, by their names, and the texts of the header."""
+
+    leaves: Mapping[str, Named]
+    texts: Mapping[str, str]
+    shapes: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each."""
+        return {
+            name: math.prod(shape) * bits_of(dtype) // 8
+            for name, (shape, dtype) in self.shapes.items()
+        }
+
+    def files(
+        self, shards: Mapping[str, Sequence[str]], beside: Mapping[str, Path], progress: Progress
+    ) -> Iterator[NewFile]:
+        """Yields the files to write: those of tensors, and those that go beside them."""
+        sizes = self.sizes
+        for file, names in shards.items():
+            head, order = header_of({name: self.shapes[name] for name in names}, self.texts)
+            size = len(head) + sum(sizes[name] for name in names)
+            yield (file, size, _parts(head, order, self.leaves, progress))
+        for name, path in beside.items():
+            yield (name, path.stat().st_size, _pieces(path))
+        # The index comes last: with it the folder is whole.
+        if len(shards) > 1:
+            weight_map = {name: file for file, names in shards.items() for name in names}
+            index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+            data = json.dumps(index, indent=2).encode()
+            yield (INDEX, len(data), [(0, [memoryview(data)])])
+
+
 def _to_safetensors(conversion: Conversion, folder: StorePath, limits: ShardLimits) -> str:
     """Writes the chosen items as one file, or as shards with an index, and files beside them.
 
@@ -376,41 +283,32 @@ def _to_safetensors(conversion: Conversion, folder: StorePath, limits: ShardLimi
             f"{folder} holds a checkpoint already; choose another folder", path=str(folder)
         )
     info = conversion.checkpoint.info
-    leaves, texts = _named(conversion.chosen, _header_texts(info))
-    shapes = {name: _shape_and_dtype(name, leaf) for name, (leaf, _) in leaves.items()}
-    sizes = {
-        name: math.prod(shape) * bits_of(dtype) // 8 for name, (shape, dtype) in shapes.items()
-    }
-    begun: list[str] = []
+    tensors = _named(conversion.chosen, _header_texts(info))
     with scratch_folder() as scratch:
         beside = _stage_beside(conversion, scratch)
         if not any(kind == "files" for kind in info.items.values()):
-            _warn_of_no_files(folder, [*beside.names, *there])
-        taken = [name for name in beside.names if name in there]
+            _warn_of_no_files(folder, [*beside.paths, *there])
+        taken = [name for name in beside.paths if name in there]
         if taken:
             raise StepExists(
                 f"{folder} holds '{taken[0]}' already; choose another folder", path=str(folder)
             )
-        split = limits.split(sizes, beside.shards, folder.storage.max_file_bytes)
-        shards = _named_shards(split)
-        try:
-            for file, names in shards.items():
-                head, order = header_of({name: shapes[name] for name in names}, texts)
-                size = len(head) + sum(sizes[name] for name in names)
-                begun.append((folder / file).name)
-                parts = _parts(head, order, leaves, conversion.progress)
-                folder.storage.write(begun[-1], size, parts)
-            for name in beside.names:
-                begun.append((folder / name).name)
-                _write_file(folder.storage, begun[-1], scratch / name)
-            # The index comes last: with it the folder is whole.
-            if len(shards) > 1:
-                begun.append((folder / INDEX).name)
-                _write_index(folder, shards, sum(sizes.values()))
-        except BaseException:
-            folder.storage.delete([*begun, *folder.folders_of(begun)])
-            raise
+        shards = limits.split(tensors.sizes, beside.shards, folder.storage.max_file_bytes)
+        progress = conversion.progress
+        _write(folder, tensors.files(_named_shards(shards), beside.paths, progress))
     return str(folder)
+
+
+def _write(folder: StorePath, files: Iterable[NewFile]) -> None:
+    """Writes all files, or none."""
+    begun: list[str] = []
+    try:
+        for name, size, parts in files:
+            begun.append((folder / name).name)
+            folder.storage.write(begun[-1], size, parts)
+    except BaseException:
+        folder.storage.delete([*begun, *folder.folders_of(begun)])
+        raise
 
 
 def _warn_of_no_files(folder: StorePath, names: Sequence[str]) -> None:
@@ -423,23 +321,19 @@ def _warn_of_no_files(folder: StorePath, names: Sequence[str]) -> None:
         )
 
 
-def _write_file(storage: Storage, name: str, source: Path) -> None:
-    with source.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-
-        def parts() -> Iterator[Part]:
-            offset = 0
-            while data := file.read(BATCH_BYTES):
-                yield offset, [memoryview(data)]
-                offset += len(data)
-
-        storage.write(name, size, parts())
+def _pieces(path: Path) -> Iterator[Part]:
+    """Yields a whole file."""
+    offset = 0
+    with path.open("rb") as file:
+        while data := file.read(BATCH_BYTES):
+            yield offset, [memoryview(data)]
+            offset += len(data)
 
 
 class _Beside(NamedTuple):
     """The files that lie beside tensors, and of how many shards an index among them was."""
 
-    names: list[str]
+    paths: dict[str, Path]
     shards: int | None
 
 
@@ -460,7 +354,7 @@ def _stage_beside(conversion: Conversion, scratch: Path) -> _Beside:
             (name, data) for name, data in files_beside(conversion.beside) if name not in there
         )
         put_files(scratch, files, str(conversion.beside))
-    names = []
+    paths = {}
     for own in own_names(scratch):
         if own.endswith(INDEX_SUFFIX):
             shards = shards_of_index((scratch / own).read_bytes())
@@ -471,8 +365,8 @@ def _stage_beside(conversion: Conversion, scratch: Path) -> _Beside:
                 leaf=own,
             )
         elif not is_folder_name(own):
-            names.append(own)
-    return _Beside(names, shards)
+            paths[own] = scratch / own
+    return _Beside(paths, shards)
 
 
 def _named_shards(shards: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
@@ -498,12 +392,10 @@ def _header_texts(info: CheckpointInfo) -> dict[str, str]:
     return texts
 
 
-def _named(
-    chosen: Mapping[str, Selected], about: Mapping[str, str]
-) -> tuple[dict[str, Named], dict[str, str]]:
-    """Returns the arrays, and the texts for the file's header, by the names that they get.
+def _named(chosen: Mapping[str, Selected], about: Mapping[str, str]) -> _Tensors:
+    """Returns the leaves by the names that they get; the header says `about` besides.
 
-    The header says `about` besides. Raises UnsupportedLeaf for a name or a text that has no place.
+    Raises UnsupportedLeaf for what has no place.
     """
     leaves: dict[str, Named] = {}
     texts: dict[str, str] = {}
@@ -526,7 +418,8 @@ def _named(
                 )
             else:
                 leaves[name] = (leaf, reader)
-    return leaves, {**about, **texts}
+    shapes = {name: _shape_and_dtype(name, leaf) for name, (leaf, _) in leaves.items()}
+    return _Tensors(leaves, {**about, **texts}, shapes)
 
 
 def _text(leaf: LeafRecord, about: Mapping[str, str], name: str) -> str:
@@ -554,13 +447,6 @@ def _in_reading_order(item: ItemRecord, reader: ArrayReader) -> Sequence[LeafRec
         return item.leaves
     places = {path: place for place, path in enumerate(reader.order)}
     return sorted(item.leaves, key=lambda leaf: places.get(leaf.path, -1))
-
-
-def _write_index(folder: StorePath, shards: Mapping[str, Sequence[str]], size: int) -> None:
-    weight_map = {name: file for file, names in shards.items() for name in names}
-    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-    data = json.dumps(index, indent=2).encode()
-    folder.storage.write((folder / INDEX).name, len(data), [(0, [memoryview(data)])])
 
 
 def _shape_and_dtype(name: str, leaf: LeafRecord) -> tuple[tuple[int, ...], np.dtype[Any]]:

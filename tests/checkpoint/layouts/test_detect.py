@@ -74,8 +74,7 @@ def test_the_item_that_is_meant() -> None:
     )
     assert pick_item(CheckpointInfo("orbax", "p", {"model": "tree"}), "state") == "model"
     assert pick_item(CheckpointInfo("holdfast", "p", {"model": "tree"}), "state") == "state"
-    with pytest.raises(StepNotFound, match="it has: a, b"):
-        pick_item(CheckpointInfo("orbax", "p", {"a": "tree", "b": "tree"}), "state")
+    assert pick_item(CheckpointInfo("orbax", "p", {"a": "tree", "b": "tree"}), "state") == "state"
 
 
 def test_a_root_means_its_latest_step(tmp_path: Path) -> None:
