@@ -438,6 +438,20 @@ class CheckpointManager:
             per_process=selection,
             memory=self._root.memory,
         )
+        values = self._restore(chosen, wanted, options, hold_s=hold_s, fallback=fallback)
+        return values[item] if items is None else values
+
+    def _restore(
+        self,
+        chosen: int | None,
+        wanted: Mapping[str, Any],
+        options: RestoreOptions,
+        *,
+        hold_s: float,
+        fallback: bool,
+    ) -> dict[str, Any]:
+        """Restores as `restore` does, and counts it."""
+        group = self._root.group
         began_s = time.perf_counter()
         # Alike on all processes: a restore ends alike on all.
         trace = f"{self._root.messages}/{self._state.statistics.restores}"
@@ -450,7 +464,7 @@ class CheckpointManager:
         statistics.add(restores=1, restore_s=time.perf_counter() - began_s, restore_bytes=size)
         amount("restore/bytes", size)
         group.report(restore_s=statistics.restore_s, checkpoint_peak_bytes=USE.peak_bytes)
-        return values[item] if items is None else values
+        return values
 
     # --- The end
 

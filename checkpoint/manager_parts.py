@@ -96,15 +96,7 @@ def open_manager(
         if group is None:
             refuse_without_joining(root)
         warn_of_writers(storage, root.listing.others)
-        deleter = StepDeleter(storage, BackgroundWorker(), Statistics())
-        index = _index_of(root, keep_policy, deleter)
-        lineage = _lineage_of(root, index, begins=local is not None)
-        tier = None if local is None else LocalSteps.open(local, root, lineage)
-        if tier is not None:
-            undo.callback(tier.close)
-        foreign = ForeignSteps(storage, root.listing.foreign, root.listing.step_names)
-        state = _state_of(root, index, deleter, lineage, tier, foreign=foreign, history=history)
-        catalog = StepCatalog(root, state, foreign, tier)
+        catalog = _open_catalog(root, keep_policy, local, history, undo)
         scheduler = _scheduler_of(root, save_policy)
         durable = DurableLane(
             catalog,
@@ -129,8 +121,8 @@ def open_manager(
         def sweep() -> None:
             sweep_files(storage, root.claims, listed=root.listing.files)
 
-        state.worker.put(f"sweeping {root.where}", sweep)
-    state.report()
+        catalog.state.worker.put(f"sweeping {root.where}", sweep)
+    catalog.state.report()
     return parts
 
 
@@ -231,21 +223,26 @@ def _index_of(root: OpenRoot, keep_policy: KeepPolicy, deleter: StepDeleter) -> 
     )
 
 
-def _state_of(
+def _open_catalog(
     root: OpenRoot,
-    index: StepIndex,
-    deleter: StepDeleter,
-    lineage: Lineage | NoLineage,
-    tier: LocalSteps | None,
-    *,
-    foreign: ForeignSteps,
+    keep_policy: KeepPolicy,
+    local: Local | None,
     history: SaveHistory | None,
-) -> RootState:
+    undo: contextlib.ExitStack,
+) -> StepCatalog:
+    deleter = StepDeleter(root.storage, BackgroundWorker(), Statistics())
+    index = _index_of(root, keep_policy, deleter)
+    lineage = _lineage_of(root, index, begins=local is not None)
+    tier = None if local is None else LocalSteps.open(local, root, lineage)
+    if tier is not None:
+        undo.callback(tier.close)
+    foreign = ForeignSteps(root.storage, root.listing.foreign, root.listing.step_names)
+
     def report() -> None:
         if root.is_writing_primary:
             report_root(root.group, root.where, index, tier.copies() if tier else {})
 
-    return RootState(
+    state = RootState(
         index=index,
         order=StepOrder(root.where, has_order=not root.options.out_of_order),
         statistics=deleter.statistics,
@@ -257,6 +254,7 @@ def _state_of(
         make_way=foreign.make_way,
         history=history,
     )
+    return StepCatalog(root, state, foreign, tier)
 
 
 def _watchdog_of(options: Options) -> Watchdog | NoWatchdog:

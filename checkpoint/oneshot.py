@@ -308,19 +308,21 @@ def _load_alike(
     timeout_s: float,
 ) -> dict[str, Any]:
     """Loads on all processes of a group what the primary finds; it ends alike on all."""
-    where = absolute(path)
     # By the path as it was given: processes may have other current folders.
     name = f"checkpoint/load/{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
-    path = where
-    read = options.read
+    path = absolute(path)
 
     def find() -> tuple[str, bool, bool]:
-        with naming_path(where):
+        with naming_path(path):
             asks = launched_sharers() is None
             if is_single_file(path):
                 return "", asks, False
             storage = open_storage(path)
-            return find_checkpoint(storage)[0].name, asks, is_worth_sharing(read, storage, group)
+            return (
+                find_checkpoint(storage)[0].name,
+                asks,
+                is_worth_sharing(options.read, storage, group),
+            )
 
     @contextlib.contextmanager
     def opened() -> Iterator[CheckpointReader]:
@@ -334,11 +336,11 @@ def _load_alike(
 
     folder, asks_hosts, shares = ask_primary(group, f"{name}/folder", find, timeout_s)
     sharers = find_sharers(group, f"{name}/hosts", timeout_s, asks=asks_hosts)
-    what = f"{name_items(wanted)} of {join(where, folder)}"
+    what = f"{name_items(wanted)} of {join(path, folder)}"
     agreement = RestoreAgreement(group, name, what, timeout_s)
     options = replace(options, memory=replace(options.memory, sharers=sharers))
     values, verdict, _ = restore_together(
-        agreement, opened, wanted, options, path=where, shares=shares
+        agreement, opened, wanted, options, path=path, shares=shares
     )
     if verdict.error is not None:
         raise verdict.error

@@ -123,8 +123,8 @@ class StepRestorer:
         durable, left = self._agreed_steps()
         # What was left behind comes back by its number alone.
         line = {*durable} - {*left}
-        asked = {step for step in durable if step == chosen}
-        steps = (line | {*self._catalog.local_steps()} | asked) - set(failures)
+        steps = line | {*self._catalog.local_steps()} | ({*durable} & {chosen})
+        steps -= failures.keys()
         newest = max((step for step in steps if chosen is None or step <= chosen), default=None)
         if newest is None:
             where = self._root.where

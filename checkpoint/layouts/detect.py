@@ -237,15 +237,12 @@ def _kinds(storage: Storage, folders: Collection[str], names: StepNames) -> Iter
     numbers = _numbered(folders)
     own = {name: number for name, number in numbers.items() if names.step_of(name) is not None}
     plain = {name: number for name, number in numbers.items() if prefix_of(name) == ""}
-    others = {name: number for name, number in numbers.items() if name not in own | plain}
-    noted: dict[str, int] = {}
-    if others:
-        prefix = read_foreign_prefix(storage)
-        noted = {name: number for name, number in others.items() if prefix_of(name) == prefix}
-    yield _Kind(storage, names, own | plain | noted)
     by_prefix: dict[str, dict[str, int]] = {}
-    for name, number in others.items():
-        by_prefix.setdefault(prefix_of(name), {})[name] = number
+    for name, number in numbers.items():
+        if name not in own and name not in plain:
+            by_prefix.setdefault(prefix_of(name), {})[name] = number
+    noted = by_prefix.get(read_foreign_prefix(storage) or "", {}) if by_prefix else {}
+    yield _Kind(storage, names, own | plain | noted)
     kinds = [_Kind(storage, names, each) for each in by_prefix.values()]
     called = [kind for kind in kinds if next(kind.finished(), None) is not None]
     if len(called) == 1:
@@ -517,8 +514,8 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
             f"{storage.root} is a file and no checkpoint: expected a folder, or a file that ends in"
             f" .safetensors{why_not_read([os.path.basename(storage.root)])}"
         )
-    entries = storage.list("")
-    if not entries:
+    names = [entry.name for entry in storage.list("")]
+    if not names:
         if "://" not in storage.root and os.path.isdir(storage.root):
             return f"{storage.root} is empty: no checkpoint was saved there"
         alike = roots_alike(storage)
@@ -528,7 +525,7 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
             f"every step of {storage.root} was left behind by a branch that has no step any more:"
             f" {_some([str(each) for each in left])}. Name the one to take"
         )
-    tmp = [entry.name for entry in entries if ".orbax-checkpoint-tmp" in entry.name]
+    tmp = [name for name in names if ".orbax-checkpoint-tmp" in name]
     if tmp:
         return f"{storage.root} has no finished checkpoint: {tmp[0]} was never completed by Orbax"
     if run := run_of(read_branches(storage)):
@@ -538,7 +535,6 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
             " --local FOLDER` lists those of a host, `holdfast status` of a job that runs those of"
             " all"
         )
-    names = [entry.name for entry in entries]
     if found := strangers(storage):
         called = _some([f"{name} ({layout})" for name, layout in found])
         return (

@@ -347,8 +347,7 @@ class SharedReader(ItemReader):
     def _try_read(
         self, file: FileReport, offset: int, buffers: Sequence[memoryview]
     ) -> tuple[int, int | None]:
-        wanted = sum(buffer.nbytes for buffer in buffers)
-        stop = min(offset + wanted, file.size)
+        stop = min(offset + sum(buffer.nbytes for buffer in buffers), file.size)
         touched = self._blocks.within(self._numbers[file.name], offset, stop)
         if not self._asking.is_allowed or not any(block in self._plan for block in touched):
             return self._from_store(file, offset, buffers), None

@@ -26,6 +26,8 @@ from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 
+from ..format.grid import Ints
+
 LEAST_BLOCK_BYTES = 1 << 20
 MOST_BLOCK_BYTES = 16 << 20
 BLOCKS_A_PROCESS = 8  # of each process's share, so that shares can be even
@@ -131,11 +133,33 @@ def plan_sharing(
     The least busy of those that need a block is its first reader. The plan is empty where it would
     spare the store less than `worth_bytes`.
     """
-    can_serve = _servers(demands)
     busy_bytes = np.zeros(len(demands), np.int64)
     turns = collections.Counter[int]()
     plan: dict[int, SharedBlock] = {}
     spared = 0
+    for number, group, users, servers in _shared_groups(demands):
+        nbytes = sum(map(blocks.size, group))
+        readers = _readers(servers, int(np.argmin(busy_bytes[servers])), number)
+        reader = readers[0]
+        busy_bytes[reader] += nbytes
+        for block in group:
+            plan[block] = SharedBlock(readers, users, turns[reader])
+            turns[reader] += 1
+        spared += nbytes * (users - 1)
+    return plan if spared >= worth_bytes else {}
+
+
+def _readers(servers: Ints, chosen: int, number: int) -> tuple[int, ...]:
+    """Returns the chosen one of some ranks, and its stand-in: of the others each in turn."""
+    other = chosen + 1 + number % max(1, len(servers) - 1)
+    return tuple(dict.fromkeys((int(servers[chosen]), int(servers[other % len(servers)]))))
+
+
+def _shared_groups(demands: Sequence[Demand]) -> Iterator[tuple[int, range, int, Ints]]:
+    """Yields the groups of neighbours among the blocks that several need, each with its number in
+    its stretch, how many need it, and the ranks of these that all others can reach.
+    """
+    can_serve = _servers(demands)
     for first, last, users in _segments(demands):
         servers = [rank for rank in users if rank in can_serve]
         if len(users) < 2 or not servers:
@@ -144,18 +168,7 @@ def plan_sharing(
         # Neighbours go to one reader, so that large items cost no step for each block.
         stride = max(1, (last - first) // (BLOCKS_A_PROCESS * len(servers)))
         for number, begin in enumerate(range(first, last, stride)):
-            group = range(begin, min(begin + stride, last))
-            nbytes = sum(map(blocks.size, group))
-            chosen = int(np.argmin(busy_bytes[ranks]))
-            busy_bytes[ranks[chosen]] += nbytes
-            other = chosen + 1 + number % max(1, len(servers) - 1)
-            reader = servers[chosen]
-            readers = tuple(dict.fromkeys((reader, servers[other % len(servers)])))
-            for block in group:
-                plan[block] = SharedBlock(readers, len(users), turns[reader])
-                turns[reader] += 1
-            spared += nbytes * (len(users) - 1)
-    return plan if spared >= worth_bytes else {}
+            yield number, range(begin, min(begin + stride, last)), len(users), ranks
 
 
 def _servers(demands: Sequence[Demand]) -> set[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,11 +152,10 @@ class _Operation:
             if isinstance(steps, Add):
                 results.append((len(place), self._added(pattern, steps)))
                 continue
-            first = {id(found.leaf): place[found.leaf.path] for found in matched[pattern]}
             for sources, leaf in self._apply(pattern, steps, matched[pattern]):
-                results.append((min(first[id(each.leaf)] for each in sources), leaf))
-        results.sort(key=lambda each: each[0])
-        new = [leaf for _, leaf in results]
+                results.append((min(place[each.leaf.path] for each in sources), leaf))
+        results.sort(key=itemgetter(0))
+        new = list(map(itemgetter(1), results))
         self._check_names(new)
         return new
 

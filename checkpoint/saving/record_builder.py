@@ -349,11 +349,13 @@ def _static_text(plan: Plan, chunk_files: Sequence[Ints]) -> str:
             if key not in known:
                 known[key] = len(runs)
                 runs.append(chunk_runs(where))
-            entry["dtype"] = leaf.dtype
-            entry["shape"] = leaf.shape
-            entry["grid"] = [array.grid.shard_shape, array.grid.chunk_shape]
-            entry["cells"] = known[key]
-            entry["sharding"] = shardings.setdefault(_dump(leaf.sharding), len(shardings))
+            entry |= {
+                "dtype": leaf.dtype,
+                "shape": leaf.shape,
+                "grid": [array.grid.shard_shape, array.grid.chunk_shape],
+                "cells": known[key],
+                "sharding": shardings.setdefault(_dump(leaf.sharding), len(shardings)),
+            }
             if leaf.impl:
                 entry["impl"] = leaf.impl
             if leaf.weak:

@@ -165,7 +165,7 @@ def plan_replicas(plan: Plan, rank: int, chosen: Iterable[int]) -> ReplicaPlan:
             if number >= 0:
                 sets.setdefault(number, []).append(shared)
     return ReplicaPlan(
-        tuple(leaves), slots, {number: tuple(shards) for number, shards in sets.items()}
+        tuple(leaves), slots, dict(zip(sets, map(tuple, sets.values()), strict=True))
     )
 
 

@@ -56,17 +56,18 @@ def root_report(
     shown = sorted([*sorted({*left_behind} & {*steps} - {*line}), *line][-MOST_STEPS:])
     described: list[dict[str, Any]] = []
     for step in shown:
-        known = steps.get(step, StepInfo()).as_fields()
         # What was left behind gives way to a local step of its number.
         is_local = step not in steps or (step in left_behind and step in local)
-        flags = {"local": is_local, "damaged": step in damaged}
-        if step in left_behind and not is_local:
-            flags["left_behind"] = True
         copies = local[step] if is_local else HostCopies(0, ())
-        where = {
+        fields = steps.get(step, StepInfo()).as_fields() | {
+            "step": step,
+            "local": is_local,
+            "damaged": step in damaged,
             "survives": copies.survives,
             "copies": [{"processes": ranks} for ranks in copies.holders],
+            "best": [metric for metric, each in best.items() if each == step],
         }
-        marks = {"best": [metric for metric, each in best.items() if each == step]}
-        described.append({"step": step, **known, **flags, **where, **marks})
+        if step in left_behind and not is_local:
+            fields["left_behind"] = True
+        described.append(fields)
     return {"path": on_the_wire(path), "num_steps": len(steps), "steps": described}

@@ -67,8 +67,7 @@ def list_steps_files(
         return {folder: list_files(storage, folder) for folder in folders}
     found: dict[str, StepFiles] = {}
     if listed is None:
-        entries = storage.list("", recursive=True, names_only=True)
-        listed = {entry.name for entry in entries}
+        listed = {entry.name for entry in storage.list("", recursive=True, names_only=True)}
     names = read_step_names(storage) if STEP_NAMES in listed else PLAIN_NAMES
     for path in sorted(listed):
         step_dir, _, name = path.partition("/")

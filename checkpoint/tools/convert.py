@@ -640,11 +640,7 @@ def write_item(
         tree, described, statics=item.statics, max_file_bytes=target.storage.max_file_bytes
     )
     check_plan(plan)
-    own = {
-        pack: tuple(replace(chunk, inside=None) for chunk in chunks)
-        for pack, chunks in plan.own.items()
-    }
-    whole = replace(plan, own=own, cache={})
+    whole = _of_whole_chunks(plan)
 
     def write(pack: int) -> FileReport:
         planned = plan_pack(whole, pack)
@@ -659,6 +655,15 @@ def write_item(
 
     files = run_side_by_side(write, list(plan.own), PACKS_AT_ONCE)
     return plan, _reports(plan, files, leaves)
+
+
+def _of_whole_chunks(plan: Plan) -> Plan:
+    """Returns the plan for chunks that come cut out already."""
+    own = {
+        pack: tuple(replace(chunk, inside=None) for chunk in chunks)
+        for pack, chunks in plan.own.items()
+    }
+    return replace(plan, own=own, cache={})
 
 
 def _reports(

@@ -66,6 +66,7 @@ class Shown(NamedTuple):
 
 
 Values: TypeAlias = Mapping[str, Shown]
+Read: TypeAlias = tuple[LeafRecord, np.ndarray[Any, Any]]
 
 
 def compare(a: CheckpointReader, b: CheckpointReader) -> Iterator[LeafDifference]:
@@ -170,28 +171,26 @@ def _compare_trees(
             yield unlike
         elif one is not None and other is not None and one.grid is not None:
             both.append((one, other))
-    arrays_a = _arrays(a, item_a, [one for one, _ in both])
-    arrays_b = _arrays(b, item_b, [other for _, other in both])
-    for (one, array_a), (other, array_b) in zip(arrays_a, arrays_b, strict=True):
-        gap = difference(array_a, array_b)
+    yield from _compare_arrays(_arrays(a, item_a, both, 0), _arrays(b, item_b, both, 1), item_a)
+
+
+def _compare_arrays(a: Iterator[Read], b: Iterator[Read], item: str) -> Iterator[LeafDifference]:
+    for (one, array), (other, other_array) in zip(a, b, strict=True):
+        gap = difference(array, other_array)
         if gap is not None:
-            yield LeafDifference(
-                item_a,
-                one.path,
-                "value",
-                a=show_leaf(one),
-                b=show_leaf(other),
-                max_abs=gap.max_abs,
-                max_rel=gap.max_rel,
-                count=gap.elements,
-                size=array_a.size,
-                not_finite=gap.not_finite,
-            )
+            shown = show_leaf(other)
+            found = LeafDifference(item, one.path, "value", a=show_leaf(one), b=shown)
+            yield _by(found, gap, array.size)
 
 
 def _arrays(
-    checkpoint: CheckpointReader, item: str, leaves: Sequence[LeafRecord]
-) -> Iterator[tuple[LeafRecord, np.ndarray[Any, Any]]]:
+    checkpoint: CheckpointReader,
+    item: str,
+    pairs: Sequence[tuple[LeafRecord, LeafRecord]],
+    side: int,
+) -> Iterator[Read]:
+    """Yields the arrays of one side of all pairs."""
+    leaves = [pair[side] for pair in pairs]
     reader = checkpoint.reader(item)
     return read_leaves(reader, leaves, batch_bytes=BATCH_BYTES, allocate=allocate)
 
@@ -227,14 +226,17 @@ def _compare_numbers(item: str, path: str, a: Any, b: Any) -> LeafDifference:
         with contextlib.suppress(OverflowError):  # an int that no float holds
             gap = difference(np.array([a], np.float64), np.array([b], np.float64))
     found = LeafDifference(item, path, "value", a=repr(a)[:80], b=repr(b)[:80])
-    if gap is None:
-        return found
+    return found if gap is None else _by(found, gap, 1)
+
+
+def _by(found: LeafDifference, gap: Gap, size: int) -> LeafDifference:
+    """Returns a difference that says by how much the `size` elements of a leaf differ."""
     return replace(
         found,
         max_abs=gap.max_abs,
         max_rel=gap.max_rel,
-        count=1,
-        size=1,
+        count=gap.elements,
+        size=size,
         not_finite=gap.not_finite,
     )
 
@@ -256,34 +258,27 @@ def difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> Gap | None:
 
     Equal means equal bits: a NaN equals itself, and 0.0 does not equal -0.0.
     """
-    bytes_a = a.reshape(-1).view(np.uint8)
-    bytes_b = b.reshape(-1).view(np.uint8)
-    if np.array_equal(bytes_a, bytes_b):
+    gaps = [_gap_of(x, y) for x, y in _unequal(a.reshape(-1), b.reshape(-1))]
+    if not gaps:
         return None
-    flat_a = a.reshape(-1)
-    flat_b = b.reshape(-1)
-    wide = np.complex128 if a.dtype.kind == "c" else np.float64
-    max_abs = max_rel = 0.0
-    count = not_finite = 0
-    for start in range(0, flat_a.size, COMPARED):
-        window = slice(start * a.itemsize, (start + COMPARED) * a.itemsize)
-        unequal = (bytes_a[window] != bytes_b[window]).reshape(-1, a.itemsize).any(axis=1)
-        count += int(unequal.sum())
-        if not unequal.any():
-            continue
-        x = flat_a[start : start + COMPARED][unequal]
-        y = flat_b[start : start + COMPARED][unequal]
-        largest_abs, largest_rel, finite = _largest_gaps(x, y, wide)
-        max_abs = max(max_abs, largest_abs)
-        max_rel = max(max_rel, largest_rel)
-        not_finite += x.size - finite
-    return Gap(max_abs, max_rel, count, not_finite)
+    max_abs, max_rel, elements, not_finite = zip(*gaps, strict=True)
+    return Gap(max(max_abs), max(max_rel), sum(elements), sum(not_finite))
 
 
-def _largest_gaps(x: Any, y: Any, wide: type) -> tuple[float, float, int]:
-    """Returns the largest differences over the elements that are finite on both sides, and their
-    number.
-    """
+def _unequal(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields the elements of two flat arrays whose bytes differ, of a stretch at a time."""
+    for start in range(0, a.size, COMPARED):
+        x = a[start : start + COMPARED]
+        y = b[start : start + COMPARED]
+        unequal = x.view(np.uint8) != y.view(np.uint8)
+        if unequal.any():
+            elements = unequal.reshape(-1, a.itemsize).any(axis=1)
+            yield x[elements], y[elements]
+
+
+def _gap_of(x: Any, y: Any) -> Gap:
+    """Returns how elements differ, by those that are finite on both sides."""
+    wide = np.complex128 if x.dtype.kind == "c" else np.float64
     # Signalling NaNs, infinities and the largest numbers warn.
     with np.errstate(invalid="ignore", over="ignore"):
         x = x.astype(wide)
@@ -292,4 +287,5 @@ def _largest_gaps(x: Any, y: Any, wide: type) -> tuple[float, float, int]:
         gaps = np.abs(x - y)[finite]
         scale = np.maximum(np.abs(x), np.abs(y))[finite]
     relative = np.divide(gaps, scale, out=np.zeros_like(gaps), where=scale > 0)
-    return float(gaps.max(initial=0.0)), float(relative.max(initial=0.0)), gaps.size
+    max_abs = float(gaps.max(initial=0.0))
+    return Gap(max_abs, float(relative.max(initial=0.0)), x.size, x.size - gaps.size)

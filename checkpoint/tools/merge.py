@@ -135,19 +135,19 @@ def merge_checkpoints(
     claims = open_claims(target.storage)
     me = this_writer()
     # By these no sweep takes the files for those of dead writers.
-    holders = [replace(me, id=writer_of(record["writer"])) for record in records]
-    for writer in (me, *holders):
+    holders = [me, *(replace(me, id=writer_of(record["writer"])) for record in records)]
+    for writer in holders:
         claims.take(writer)
     try:
         for part, record in zip(parts, records, strict=True):
             _take_files(part, target, record["items"][item]["files"])
         target.storage.commit((target / RECORD_NAME).name, data, me.claim)
     except NameTaken:
-        taken = [(target / name).name for name, *_ in about["items"][item]["files"]]
-        target.storage.delete(taken)
+        taken = about["items"][item]["files"]
+        target.storage.delete([(target / file[0]).name for file in taken])
         raise
     finally:
-        for writer in (me, *holders):
+        for writer in holders:
             claims.fence(writer.id)
         claims.forget_fenced()
         target.storage.delete([f"{FOLDER}/"])

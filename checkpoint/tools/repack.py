@@ -6,19 +6,19 @@ and it is the same each time, so that a copy that was cut off goes on.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 from crc32c import crc32c
 
-from ..format.grid import chunk_name
+from ..format.grid import Ints, chunk_name
 from ..format.item_report import FileReport, pack_name
 from ..format.pack_header import HEADER_BYTES, ChunkEntry, HeaderFrame
-from ..format.record import ItemRecord, Record, chunk_runs, parse_record
+from ..format.record import ItemRecord, LeafRecord, Record, chunk_runs, parse_record
 from ..restoring.reader import ItemReader
 from ..storage.base import Storage
 from ..storage.path import join
@@ -86,22 +86,22 @@ def _divide(
     storage: Storage, step_dir: str, item: ItemRecord, limit_bytes: int
 ) -> list[list[_NewFile]]:
     """Returns what becomes of each file of an item; a process's packs are numbered anew."""
-    large = [index for index, file in enumerate(item.files) if file.size > limit_bytes]
-    headers = ItemReader(storage, step_dir, item).load_headers(large)
-    numbers: Counter[int] = Counter()
-    divided = []
+    reader = ItemReader(storage, step_dir, item)
+    headers = reader.load_headers(
+        index for index, file in enumerate(item.files) if file.size > limit_bytes
+    )
+    numbers: Counter[str] = Counter()
+    divided: list[list[_NewFile]] = []
     for index, file in enumerate(item.files):
         digits, _, save_id = file.name.rpartition("/")[2].removesuffix(".safetensors").split("-")
-        process = int(digits)
         groups: Iterable[Sequence[tuple[str, ChunkEntry]]] = [()]
         if index in headers:
             groups = _groups(headers[index], limit_bytes - HEADER_BYTES)
-        parts = []
+        divided.append([])
         for chunks in groups:
-            name = f"{item.name}/{pack_name(process, numbers[process], save_id)}"
-            numbers[process] += 1
-            parts.append(_part_of(file, name, chunks))
-        divided.append(parts)
+            name = f"{item.name}/{pack_name(int(digits), numbers[digits], save_id)}"
+            numbers[digits] += 1
+            divided[-1].append(_part_of(file, name, chunks))
     return divided
 
 
@@ -139,29 +139,32 @@ def _groups(
 
 def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_NewFile]]) -> None:
     """Puts the new files into the record of an item, and for each leaf where its chunks are."""
-    about["files"] = [file.entry for parts in files for file in parts]
-    first = []
-    of_chunk: dict[str, int] = {}
-    number = 0
-    for parts in files:
-        first.append(number)
-        for file in parts:
-            of_chunk.update(dict.fromkeys(file.chunks, number))
-            number += 1
+    new = [file for parts in files for file in parts]
+    about["files"] = [file.entry for file in new]
+    firsts = list(itertools.accumulate(map(len, files), initial=0))
+    of_chunk = {chunk: number for number, file in enumerate(new) for chunk in file.chunks}
     tables: dict[bytes, int] = {}
     about["cells"] = []
     for leaf, facts in zip(item.leaves, about["leaves"], strict=True):
-        if leaf.grid is None or leaf.files is None:
+        if leaf.files is None:
             continue
-        where = np.array(
-            [
-                of_chunk.get(chunk_name(leaf.path, leaf.grid.region(index), leaf.shape), first[old])
-                for index, old in enumerate(leaf.files.tolist())
-            ],
-            np.int64,
-        )
+        where = _places(leaf, leaf.files, of_chunk, firsts)
         key = where.tobytes()
         if key not in tables:
             tables[key] = len(about["cells"])
             about["cells"].append(chunk_runs(where))
         facts["cells"] = tables[key]
+
+
+def _places(
+    leaf: LeafRecord, old: Ints, of_chunk: Mapping[str, int], firsts: Sequence[int]
+) -> Ints:
+    """Returns the new file of each chunk of a leaf: by its name, or the one that its old file is
+    as a whole.
+    """
+    assert leaf.grid is not None
+    where = old.copy()
+    for index, file in enumerate(old.tolist()):
+        name = chunk_name(leaf.path, leaf.grid.region(index), leaf.shape)
+        where[index] = of_chunk.get(name, firsts[file])
+    return where

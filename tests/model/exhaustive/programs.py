@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -24,20 +25,15 @@ from holdfast.checkpoint import manager_parts as parts
 from holdfast.checkpoint.agreement.save_protocol import SaveResult
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.layouts.base import CheckpointReader
-from holdfast.checkpoint.layouts.detect import ForeignSteps
 from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
-from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.policy import KeepPolicy, StepFacts
 from holdfast.checkpoint.saving.save import StepSaver
 from holdfast.checkpoint.saving.stager import JsonValue
-from holdfast.checkpoint.step_catalog import StepCatalog
-from holdfast.checkpoint.steps.background import BackgroundWorker
 from holdfast.checkpoint.steps.claims import this_writer
 from holdfast.checkpoint.steps.garbage import fence_others, sweep_files
 from holdfast.checkpoint.steps.holds import drop_hold, take_hold
 from holdfast.checkpoint.steps.object_claims import open_claims
 from holdfast.checkpoint.steps.opening import look_at_steps
-from holdfast.checkpoint.steps.step_files import StepDeleter
 from holdfast.checkpoint.storage.base import Storage
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.checkpoint.tools.convert import convert
@@ -90,15 +86,11 @@ class Manager:
         members = group or Solo()
         keep = keep or KeepAll()
         self.root = parts._open_root(storage, members, options)
-        listing = self.root.listing
-        deleter = StepDeleter(storage, BackgroundWorker(), Statistics())
-        index = parts._index_of(self.root, keep, deleter)
-        lineage = parts._lineage_of(self.root, index, begins=has_hosts)
-        foreign = ForeignSteps(storage, listing.foreign, listing.step_names)
-        self.state = parts._state_of(
-            self.root, index, deleter, lineage, None, foreign=foreign, history=None
-        )
-        self.catalog = StepCatalog(self.root, self.state, foreign, None)
+        with ExitStack() as undo:
+            catalog = parts._open_catalog(self.root, keep, None, None, undo)
+        lineage = parts._lineage_of(self.root, catalog.state.index, begins=has_hosts)
+        self.state = replace(catalog.state, lineage=lineage)
+        self.catalog = replace(catalog, state=self.state)
         self._saver = StepSaver(self.root, self.state)
 
     @property
