@@ -55,9 +55,13 @@ _NUMBERS = ("source_task_id", "requesting_task_id", "node_id", "process_id")
 _TASKS = ("source_task", "requesting_task", "error_origin")
 
 
+NOBODY = -(1 << 40)
+"""The number of no task, and of none that a request can name."""
+
+
 class Claim(NamedTuple):
-    """A caller. The task is None where its incarnation alone names it, and -1 where nothing
-    does.
+    """A caller. The task is None where its incarnation alone names it or it need be nobody of the
+    job, and NOBODY where nothing names it.
     """
 
     task_id: int | None
@@ -79,7 +83,7 @@ def claim_of(request: Any) -> Claim:
     """Returns who a request says that it is from."""
     number, task = _fields_of(request.__class__)
     incarnations = getattr(request, "incarnations", None)
-    task_id = -1 if incarnations is None else None
+    task_id = NOBODY if incarnations is None else None
     if number:
         task_id = getattr(request, number)
     elif task:

@@ -144,10 +144,8 @@ class Machine:
 
     def heartbeat(self, call: Call) -> None:
         """Answers a sign of life with the state of its task."""
-        task = self.task_table.get(call.task_id)
-        if task is None:
-            call.fail(self.task_table.no_such_task(call.task_id))
-        elif task.error is not None:
+        task = self.task_table.tasks[call.task_id]
+        if task.error is not None:
             call.fail(task.error)
         elif call.session:
             call.succeed(self.config.incarnation)
@@ -232,29 +230,26 @@ class Machine:
         self.fenced.append(task.task_id)
         self._fail(task, Status(Code.UNAVAILABLE, why, source_task=task.task_id), now)
 
-    def report_exit(self, task_id: int, exit_code: int, now: float) -> Status | None:
+    def report_exit(self, task_id: int, exit_code: int, now: float) -> None:
         """Loses a task whose end its launcher has seen; one that has left, or is lost already,
         stays as it is.
 
         jaxlib's agents do not say on whom a get depends: those of processes without a Session fail
         too, as their launcher ends the job.
         """
-        task = self.task_table.get(task_id)
-        if task is None:
-            return self.task_table.no_such_task(task_id)
+        task = self.task_table.tasks[task_id]
         if task.state is not TaskState.CONNECTED:
-            return None
+            return
         task.note_end(exit_code)
         if not self.registration.gathered:
             task.end_life()
             self.task_table.lose(task, TaskState.DISCONNECTED, now)
-            return None
+            return
         who = name_processes(self.task_table.missing([task_id], now))
         self._end_life(task, f"{who} is lost", now)
         (lost,) = self.task_table.missing([task_id], now)
         agents = {each.task_id for each in self.task_table.tasks if each.agent and not each.session}
         self.keys.fail_unnamed(lost, agents)
-        return None
 
     def next_due(self) -> float:
         """Returns when `tick` should be called at the latest."""
@@ -268,10 +263,7 @@ class Machine:
         """Puts a task into ERROR at its own request. An agent beside a Session speaks for itself
         alone, and is let go.
         """
-        task = self.task_table.get(call.task_id)
-        if task is None:
-            call.fail(self.task_table.no_such_task(call.task_id))
-            return
+        task = self.task_table.tasks[call.task_id]
         who = f"process {call.task_id}"
         if task.state is not TaskState.CONNECTED:
             call.refuse(Code.FAILED_PRECONDITION, f"{who} is not connected")
@@ -305,12 +297,10 @@ class Machine:
         """Shuts a task down: with all others at the shutdown barrier, or alone where the job is
         recoverable or there is no time to wait.
         """
-        task = self.task_table.get(call.task_id)
+        task = self.task_table.tasks[call.task_id]
         if call.deadline == math.inf:
             call.wait_until(call.came + self.config.shutdown_timeout_s)
-        if task is None:
-            call.fail(self.task_table.no_such_task(call.task_id))
-        elif task.state is not TaskState.CONNECTED:
+        if task.state is not TaskState.CONNECTED:
             # An error would abort jaxlib's client, which only wants to end.
             if call.session and task.error is not None:
                 call.fail(task.error)
@@ -348,9 +338,7 @@ class Machine:
             self.barriers.arrive(arrival)
 
     def _not_connected(self, task_id: int, now: float) -> Status:
-        task = self.task_table.get(task_id)
-        if task is None:
-            return self.task_table.no_such_task(task_id)
+        task = self.task_table.tasks[task_id]
         if task.state is TaskState.UNINITIALIZED:
             return Status(
                 Code.INVALID_ARGUMENT,

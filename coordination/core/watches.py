@@ -86,10 +86,8 @@ class Polls:
         """Answers with the first error that is everyone's; never with success, which would crash
         jaxlib's client.
         """
-        task = self._task_table.get(call.task_id)
-        if task is None:
-            call.fail(self._task_table.no_such_task(call.task_id))
-        elif (error := task.error or self.error) is not None:
+        task = self._task_table.tasks[call.task_id]
+        if (error := task.error or self.error) is not None:
             call.fail(error)
         elif task.state is not TaskState.CONNECTED:
             sentence = (

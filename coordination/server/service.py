@@ -13,6 +13,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
@@ -25,6 +26,7 @@ from ..limits import Config
 from ..names import (
     END_ATTEMPT,
     NEXT_KEY,
+    NOBODY,
     OVER_FOLDER,
     REPORT_EVENT,
     REPORT_EXIT,
@@ -38,12 +40,11 @@ from .admission import TaskOwners
 from .defects import Defects
 from .job_status import events_of, status_of
 from .profile_d import RPCS_D
-from .profiles import RPCS, Requested, Rpc, message_of, status_details
-from .sessions import ResponseWriter, SessionStream, SessionStreams, StacksCall
+from .profiles import RPCS, Requested, Rpc, encode_bytes, message_of, status_details
+from .sessions import ResponseWriter, SessionStream, SessionStreams
 
 log = logging.getLogger("holdfast.coordination")
 
-_RPCS = RPCS | RPCS_D
 _MOST_PARTS = 16  # of a goodput
 _MOST_ATTEMPTS = 64  # of a launcher's word
 _MOST_NAMED = 64  # processes of one of them
@@ -92,7 +93,7 @@ class Journal(Protocol):
 
 
 class Service:
-    """Serves one job."""
+    """Serves one job. `rpcs` are its unary calls, by path."""
 
     def __init__(
         self,
@@ -109,6 +110,7 @@ class Service:
         self._owners = TaskOwners(machine) if secured else None
         self._defects = Defects(machine.events, clock)
         self.sessions = SessionStreams(machine, self.status, self._defects, self._owners)
+        self.rpcs = RPCS | RPCS_D | self._own_rpcs()
         self.calls = 0
         self._turned_away = 0
         self._goodput_s: dict[str, float] = {}
@@ -117,6 +119,26 @@ class Service:
         self._deserted_at: float | None = None
         self._publish_at = math.inf  # never, unless another thread wants the status
         self._published = session_pb2.StatusResponse()
+
+    def _own_rpcs(self) -> dict[str, Rpc]:
+        """Returns the calls of launchers and of those who look. To end something takes the key of a
+        process.
+        """
+        anybody = partial(Rpc, encode=encode_bytes, claim=lambda request: Claim(None))
+        return {
+            STATUS: anybody(self._answer_status, parse=session_pb2.StatusRequest.FromString),
+            STACKS: anybody(
+                self.sessions.ask_stacks, parse=session_pb2.StacksRequest.FromString, waits=True
+            ),
+            REPORT_EVENT: anybody(
+                self._report_event, parse=session_pb2.ReportEventRequest.FromString
+            ),
+            REPORT_LAUNCHER: anybody(
+                self._report_launcher, parse=session_pb2.ReportLauncherRequest.FromString
+            ),
+            REPORT_EXIT: Rpc(_report_exit, parse=session_pb2.ReportExitRequest.FromString),
+            END_ATTEMPT: Rpc(_end_attempt, parse=session_pb2.EndAttemptRequest.FromString),
+        }
 
     def publish_status(self) -> None:
         """Begins to publish the status once a second for `published_status`."""
@@ -144,14 +166,18 @@ class Service:
             return None
 
     def _unary(self, path: str, body: bytes, writer: ResponseWriter) -> UnaryCall | None:
-        rpc = _RPCS.get(path)
+        rpc = self.rpcs.get(path)
         if rpc is None:
-            self._special(path, body, writer)
+            sentence = (
+                f"{path} is not served here; expected one of profiles A, B and D, or {SESSION}"
+            )
+            writer.fail(Code.UNIMPLEMENTED, sentence, b"")
             return None
         try:
             request = rpc.parse(body)
         except DecodeError:
-            _refuse_request(path, writer)
+            sentence = f"{path}: the request is not a message of this rpc"
+            writer.fail(Code.INVALID_ARGUMENT, sentence, b"")
             return None
         return self._run(rpc, request, writer)
 
@@ -178,7 +204,10 @@ class Service:
             incarnation=incarnation,
             life=life,
         )
-        rpc.run(machine, call)
+        if task is None and task_id != NOBODY and not rpc.registers:
+            call.fail(machine.task_table.no_such_task(task_id))
+        else:
+            rpc.run(machine, call)
         return call
 
     def _admit(self, rpc: Rpc, writer: ResponseWriter, claim: Claim, now: float) -> int | Status:
@@ -197,8 +226,7 @@ class Service:
             return self.machine.identify(
                 task_id, incarnation, service_incarnation, now, lost=rpc.lost
             )
-        assert task_id is not None
-        return task_id
+        return NOBODY if task_id is None else task_id
 
     def _refusal(self, rpc: Rpc, writer: ResponseWriter, task_id: int) -> Status | None:
         assert self._owners is not None
@@ -206,65 +234,31 @@ class Service:
             return self._owners.may_join(task_id, writer.key, writer.names())
         return self._owners.may_call(task_id, writer.key, writer.names)
 
-    def _special(self, path: str, body: bytes, writer: ResponseWriter) -> None:
-        """Serves what is of holdfast alone, and no Session."""
-        if path not in SPECIAL:
-            sentence = (
-                f"{path} is not served here; expected one of profiles A, B and D, or {SESSION}"
-            )
-            writer.fail(Code.UNIMPLEMENTED, sentence, b"")
-            return
-        kind, serve = SPECIAL[path]
-        try:
-            request = kind.FromString(body)
-        except DecodeError:
-            _refuse_request(path, writer)
-            return
-        serve(self, request, writer)
-
-    def _ask_stacks(self, request: session_pb2.StacksRequest, writer: ResponseWriter) -> None:
-        call = StacksCall(writer, self.machine, request.task_id, self._clock())
-        self.sessions.ask_stacks(call, request.task_id)
-
-    def _report_exit(self, request: session_pb2.ReportExitRequest, writer: ResponseWriter) -> None:
-        """Takes a launcher's word that a process has ended. Who speaks for the process holds its
-        key, as for any call in its name.
-        """
-        process_id = request.process_id
-        status = self._owners and self._owners.may_call(process_id, writer.key, writer.names)
-        status = status or self.machine.report_exit(process_id, request.exit_code, self._clock())
-        if status is None:
-            writer.succeed(session_pb2.ReportExitResponse().SerializeToString())
-        else:
-            writer.fail(status.code, status.message, b"")
-
-    def _answer_status(self, request: session_pb2.StatusRequest, writer: ResponseWriter) -> None:
-        partial = request.service_life == self._life
-        since = self.machine.started + request.since_up_s if partial else -math.inf
+    def _answer_status(self, machine: Machine, call: Requested) -> None:
+        request = call.request
+        is_known = request.service_life == self._life
+        since = machine.started + request.since_up_s if is_known else -math.inf
         status = self.status(since)
         if request.with_events:
-            wall_offset_s = time.time() - self._clock()
-            status.events.extend(events_of(self.machine, request.events_after, wall_offset_s))
-        writer.succeed(status.SerializeToString())
+            wall_offset_s = time.time() - call.came
+            status.events.extend(events_of(machine, request.events_after, wall_offset_s))
+        call.succeed(status.SerializeToString())
 
-    def _report_event(
-        self, request: session_pb2.ReportEventRequest, writer: ResponseWriter
-    ) -> None:
+    def _report_event(self, machine: Machine, call: Requested) -> None:
         """Takes a line of a launcher's history."""
-        now = self._clock()
+        request = call.request
+        at = call.came
+        if request.unix_s:
+            at = min(at, request.unix_s - (time.time() - at))
         most = self.config.limits.error_bytes
-        at = min(now, request.unix_s - (time.time() - now)) if request.unix_s else now
-        self.machine.events.note(clip(request.kind, 32), clip(request.text, most), at)
-        writer.succeed(session_pb2.ReportEventResponse().SerializeToString())
+        machine.events.note(clip(request.kind, 32), clip(request.text, most), at)
+        call.succeed(b"")
 
-    def _report_launcher(
-        self, request: session_pb2.ReportLauncherRequest, writer: ResponseWriter
-    ) -> None:
+    def _report_launcher(self, machine: Machine, call: Requested) -> None:
         """Takes what a launcher knows of the job, and its account of so many parts at most."""
-        self._goodput_s = {
-            clip(name, 32): request.seconds[name] for name in sorted(request.seconds)[:_MOST_PARTS]
-        }
-        launcher = request.launcher
+        seconds = call.request.seconds
+        self._goodput_s = {clip(name, 32): seconds[name] for name in sorted(seconds)[:_MOST_PARTS]}
+        launcher = call.request.launcher
         most = self.config.limits.error_bytes
         for name in _LAUNCHER_TEXTS:
             setattr(launcher, name, clip(getattr(launcher, name), most))
@@ -273,29 +267,7 @@ class Service:
             attempt.MergeFrom(session_pb2.Attempt(why=clip(attempt.why, most)))
             del attempt.replaced[_MOST_NAMED:]
         self._launcher = launcher
-        writer.succeed(session_pb2.ReportLauncherResponse().SerializeToString())
-
-    def _end_attempt(self, request: session_pb2.EndAttemptRequest, writer: ResponseWriter) -> None:
-        """Takes a launcher's word that it ends the processes, or gives them notice, and why: keys
-        hold it, for whoever gets a signal, or listens. The launcher holds the key of a process that
-        has come.
-        """
-        if self._owners is not None:
-            denied = self._owners.may_call(-1, writer.key, writer.names)
-            if denied is not None:
-                writer.fail(denied.code, denied.message, b"")
-                return
-        most = self.config.limits.error_bytes
-        if request.notice:
-            self.machine.keys.put(f"{OVER_FOLDER}/notice", clip(request.notice, most).encode())
-            writer.succeed(session_pb2.EndAttemptResponse().SerializeToString())
-            return
-        why = clip(request.why, most)
-        self.machine.keys.put(f"{OVER_FOLDER}/over", why.encode())
-        if request.HasField("next"):
-            self.machine.keys.put(NEXT_KEY, request.next.SerializeToString())
-            self.machine.end_attempt(why)
-        writer.succeed(session_pb2.EndAttemptResponse().SerializeToString())
+        call.succeed(b"")
 
     def status(self, since: float = -math.inf) -> session_pb2.StatusResponse:
         """Returns what `holdfast status` shows; the tasks that have changed since a time."""
@@ -428,17 +400,24 @@ class Service:
             self._journal.close(finished=self._finished)
 
 
-def _refuse_request(path: str, writer: ResponseWriter) -> None:
-    sentence = f"{path}: the request is not a message of this rpc"
-    writer.fail(Code.INVALID_ARGUMENT, sentence, b"")
+def _report_exit(machine: Machine, call: Requested) -> None:
+    """Takes a launcher's word that a process has ended."""
+    machine.report_exit(call.task_id, call.request.exit_code, call.came)
+    call.succeed()
 
 
-SPECIAL: dict[str, tuple[Any, Callable[[Service, Any, ResponseWriter], None]]] = {
-    STATUS: (session_pb2.StatusRequest, Service._answer_status),
-    STACKS: (session_pb2.StacksRequest, Service._ask_stacks),
-    REPORT_EXIT: (session_pb2.ReportExitRequest, Service._report_exit),
-    REPORT_EVENT: (session_pb2.ReportEventRequest, Service._report_event),
-    REPORT_LAUNCHER: (session_pb2.ReportLauncherRequest, Service._report_launcher),
-    END_ATTEMPT: (session_pb2.EndAttemptRequest, Service._end_attempt),
-}
-"""Requests and who serves them."""
+def _end_attempt(machine: Machine, call: Requested) -> None:
+    """Takes a launcher's word that it ends the processes, or gives them notice, and why: keys hold
+    it, for whoever gets a signal, or listens.
+    """
+    request = call.request
+    most = machine.config.limits.error_bytes
+    why = clip(request.why, most)
+    if request.notice:
+        machine.keys.put(f"{OVER_FOLDER}/notice", clip(request.notice, most).encode())
+    else:
+        machine.keys.put(f"{OVER_FOLDER}/over", why.encode())
+    if request.HasField("next"):
+        machine.keys.put(NEXT_KEY, request.next.SerializeToString())
+        machine.end_attempt(why)
+    call.succeed()

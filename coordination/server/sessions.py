@@ -23,7 +23,16 @@ from ..task_bits import bytes_of
 from .admission import TaskOwners
 from .defects import Defects
 from .job_status import left_stacks, progress_message
-from .profiles import RPCS_A, Requested, Rpc, message_of, payloads, report_error, task_info
+from .profiles import (
+    RPCS_A,
+    Requested,
+    Rpc,
+    encode_bytes,
+    message_of,
+    payloads,
+    report_error,
+    task_info,
+)
 
 log = logging.getLogger("holdfast.coordination")
 
@@ -269,44 +278,18 @@ def _set_keys(machine: Machine, call: Requested) -> None:
     machine.keys.set_many(call, [(entry.key, entry.value) for entry in call.request.entries])
 
 
-def _encode_bytes(machine: Machine, call: Call) -> bytes:
-    encoded: bytes = call.value
-    return encoded
+def _stacks(stacks: bytes) -> bytes:
+    return session_pb2.StacksResponse(stacks=stacks).SerializeToString()
 
 
 _UNKNOWN = Rpc(lambda machine, call: None)
-
-
-class StacksCall(Call):
-    """A unary call for the stacks of one process: what the process answers, and what its watchdog
-    has left.
-    """
-
-    __slots__ = ("_writer",)
-
-    def __init__(self, writer: ResponseWriter, machine: Machine, task_id: int, now: float) -> None:
-        super().__init__(machine.answers, task_id, now)
-        self._writer = writer
-
-    def answer(self, machine: Machine) -> None:
-        """Answers with all that is known; fails only where nothing is."""
-        known = [left_stacks(machine, self.task_id)]
-        status = self.status
-        if status is None:
-            live = session_pb2.StacksResponse.FromString(self.value)
-            known.insert(0, live.stacks)
-        stacks = b"\n".join(filter(None, known))
-        if stacks or status is None:
-            response = session_pb2.StacksResponse(stacks=stacks)
-            self._writer.succeed(response.SerializeToString())
-        else:
-            self._writer.fail(status.code, message_of(status), b"")
 
 
 @dataclass(frozen=True, slots=True)
 class _Query:
     """An Ask that a process was sent: the calls that wait for its answer, and until when."""
 
+    task_id: int
     due: float
     askers: Line = field(default_factory=Line)
 
@@ -328,12 +311,10 @@ class SessionStreams:
             "ReportError": Rpc(report_error, parse=session_pb2.ReportErrorRequest.FromString),
             "SetKeys": Rpc(_set_keys, parse=session_pb2.SetKeysRequest.FromString),
             "GetStatus": Rpc(
-                lambda machine, call: call.succeed(job_status().SerializeToString()), _encode_bytes
+                lambda machine, call: call.succeed(job_status().SerializeToString()), encode_bytes
             ),
             "Stacks": Rpc(
-                lambda machine, call: self.ask_stacks(call, call.request.task_id),
-                _encode_bytes,
-                parse=session_pb2.StacksRequest.FromString,
+                self.ask_stacks, encode_bytes, parse=session_pb2.StacksRequest.FromString
             ),
         }
         self._defects = defects
@@ -464,16 +445,17 @@ class SessionStreams:
 
     # --- Queries to a client
 
-    def ask_stacks(self, call: Call, task_id: int) -> None:
+    def ask_stacks(self, machine: Machine, call: Requested) -> None:
         """Sends a process an Ask for the stacks of its threads."""
+        task_id = call.request.task_id
         asked = self._sessions.get(task_id)
         if asked is None:
             sentence = f"process {task_id} has no Session now, so it cannot be asked"
-            call.refuse(Code.UNAVAILABLE, sentence)
+            self._tell_left(call, task_id, Status(Code.UNAVAILABLE, sentence))
             return
         query = self._queries.get(asked.query)
         if query is None:
-            query = _Query(call.came + _STACKS_TIMEOUT_S)
+            query = _Query(task_id, call.came + _STACKS_TIMEOUT_S)
             self._query_count += 1
             self._queries[self._query_count] = query
             asked.ask(self._query_count)
@@ -490,8 +472,16 @@ class SessionStreams:
             return  # to no Ask that this process was sent
         query = self._queries.pop(answer.id, None)
         if query is not None:
-            body = session_pb2.StacksResponse(stacks=answer.body).SerializeToString()
-            query.askers.succeed(body)
+            left = left_stacks(self._machine, session.task_id)
+            query.askers.succeed(_stacks(b"\n".join(filter(None, (answer.body, left)))))
+
+    def _tell_left(self, askers: Call | Line, task_id: int, status: Status) -> None:
+        """Answers with what the process's watchdog has left, an error where that is nothing."""
+        left = left_stacks(self._machine, task_id)
+        if left:
+            askers.succeed(_stacks(left))
+        else:
+            askers.fail(status)
 
     # --- Deltas
 
@@ -532,7 +522,9 @@ class SessionStreams:
             if query.due <= now:
                 del self._queries[number]
                 sentence = f"the process did not answer within {_STACKS_TIMEOUT_S:.0f} s"
-                query.askers.fail(Status(Code.DEADLINE_EXCEEDED, sentence))
+                self._tell_left(
+                    query.askers, query.task_id, Status(Code.DEADLINE_EXCEEDED, sentence)
+                )
         if now < self._send_at:
             return
         self._send_at = math.inf
@@ -579,7 +571,7 @@ class SessionStreams:
         query = self._queries.pop(session.query, None)
         if query is not None:
             sentence = f"process {session.task_id} has ended its Session, so it cannot answer"
-            query.askers.fail(Status(Code.UNAVAILABLE, sentence))
+            self._tell_left(query.askers, query.task_id, Status(Code.UNAVAILABLE, sentence))
         # A Session that opened meanwhile has taken the place of this one: its task stays attached.
         if self._sessions.get(session.task_id) is session:
             del self._sessions[session.task_id]

@@ -12,9 +12,7 @@ from google.protobuf.message import Message
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.limits import Config, Limits
 from holdfast.coordination.names import PROFILE_A
-from holdfast.coordination.server.profile_d import RPCS_D
-from holdfast.coordination.server.profiles import RPCS
-from holdfast.coordination.server.service import SPECIAL, Service
+from holdfast.coordination.server.service import Service
 from holdfast.proto import distributed_runtime_pb2 as d
 from holdfast.proto import session_pb2
 from tests.support.in_process import InMemoryStream, InMemoryWriter
@@ -27,6 +25,7 @@ _OWN = {
     "GetStatus": session_pb2.StatusRequest,
     "SetKeys": session_pb2.SetKeysRequest,
 }
+_RPCS = Service(Machine(Config(1, 77), 0.0), lambda: 0.0).rpcs
 _LIMITS = Limits(value_bytes=1 << 16, total_bytes=1 << 20, keys=100, waiters_per_task=50)
 CONFIG = Config(3, 77, job="j", attempt=1, recoverable=True, limits=_LIMITS)
 
@@ -85,10 +84,8 @@ class _Run:
 
 
 def _kind_of(path: str) -> Any:
-    rpc = (RPCS | RPCS_D).get(path)
-    if rpc is not None:
-        return getattr(rpc.parse, "__self__", d.EnumerateDevicesRequest)
-    return SPECIAL[path][0] if path in SPECIAL else None
+    rpc = _RPCS.get(path)
+    return None if rpc is None else getattr(rpc.parse, "__self__", d.EnumerateDevicesRequest)
 
 
 def _message(kind: Any, fields: Any) -> Any:
@@ -144,14 +141,14 @@ def sessions() -> Iterator[list[Any]]:
 
 
 def _agents() -> Iterator[list[Any]]:
-    for path in (*RPCS, *RPCS_D, *SPECIAL):
+    for path in _RPCS:
         for who in range(3):
             yield ["call", path, _example(_kind_of(path), who)]
     yield ["tick", 100]
 
 
 def _names(profile: str) -> list[str]:
-    return [path.removeprefix(profile) for path in RPCS if path.startswith(profile)]
+    return [path.removeprefix(profile) for path in _RPCS if path.startswith(profile)]
 
 
 def _example(kind: Any, who: int) -> dict[str, Any]:

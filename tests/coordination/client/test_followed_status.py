@@ -45,6 +45,7 @@ class CrowdClient(StatusClient):
     ) -> object:
         answer = Answer()
         self._crowd.service.unary(path, request.SerializeToString(), answer)
+        self._crowd.service.flush()
         status = response.FromString(answer.body)
         self.received_bytes += len(answer.body)
         self.tasks += len(status.tasks)

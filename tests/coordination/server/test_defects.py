@@ -14,9 +14,8 @@ from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.diagnosis.findings import Evidence, diagnose
 from holdfast.coordination.limits import Config
 from holdfast.coordination.names import PROFILE_A, PROFILE_B, REPORT_AGAIN, REPORT_EXIT, STATUS
-from holdfast.coordination.server.profile_d import RPCS_D
-from holdfast.coordination.server.profiles import RPCS, RPCS_A
-from holdfast.coordination.server.service import SPECIAL, Service, UnaryCall
+from holdfast.coordination.server.profiles import RPCS_A, Rpc
+from holdfast.coordination.server.service import Service, UnaryCall
 from holdfast.proto import coordination_b_pb2, distributed_runtime_pb2, session_pb2
 from tests.support.filled_messages import fill
 from tests.support.in_process import INCARNATION, InMemoryStream, InMemoryWriter
@@ -24,11 +23,8 @@ from tests.support.in_process import INCARNATION, InMemoryStream, InMemoryWriter
 _PROCESSES = 3
 _UNARY: dict[str, Any] = {
     # A builtin method knows its message; profile D's own function parses one of two.
-    **{
-        path: getattr(rpc.parse, "__self__", distributed_runtime_pb2.EnumerateDevicesRequest3)
-        for path, rpc in (RPCS | RPCS_D).items()
-    },
-    **{path: kind for path, (kind, _) in SPECIAL.items()},
+    path: getattr(rpc.parse, "__self__", distributed_runtime_pb2.EnumerateDevicesRequest3)
+    for path, rpc in Service(Machine(Config(1, INCARNATION), 0.0), lambda: 0.0).rpcs.items()
 }
 _OWN: dict[str, Any] = {
     "Report": session_pb2.ReportRequest,
@@ -187,13 +183,16 @@ def test_who_meets_a_defect_is_answered(
     service.publish_status()
     stream = InMemoryStream()
     service.stream_frame(stream, _frame(open=session_pb2.Open(process_id=0, incarnation=5)))
-    monkeypatch.setitem(SPECIAL, REPORT_EXIT, (session_pb2.ReportExitRequest, _raises))
-    monkeypatch.setattr(UnaryCall, "encoded", _raises)
+    broken_row = Rpc(_raises, parse=session_pb2.ReportExitRequest.FromString)
+    monkeypatch.setitem(service.rpcs, REPORT_EXIT, broken_row)
     monkeypatch.setattr(service.machine, "report", _raises)
     for _ in range(2):
         outcome = _answer(service, REPORT_EXIT, session_pb2.ReportExitRequest())
         assert outcome == ("INTERNAL", _DEFECT.format("ReportExit"))
-    outcome = _answer(service, PROFILE_B + "GetTaskState", coordination_b_pb2.GetTaskStateRequest())
+    with monkeypatch.context() as broken:
+        broken.setattr(UnaryCall, "encoded", _raises)
+        request = coordination_b_pb2.GetTaskStateRequest()
+        outcome = _answer(service, PROFILE_B + "GetTaskState", request)
     assert outcome == ("INTERNAL", _DEFECT.format("an answer"))
     service.stream_frame(stream, _frame(request=session_pb2.Request(id=7, method="Report")))
     service.flush()

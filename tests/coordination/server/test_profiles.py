@@ -13,6 +13,7 @@ from holdfast.coordination.core.task_table import Task, TaskState
 from holdfast.coordination.names import (
     BARRIER_ERROR_TYPE,
     MISMATCH_TYPE,
+    NOBODY,
     PROFILE_A,
     PROFILE_B,
     SERVICE_ERROR_TYPE,
@@ -59,9 +60,8 @@ def test_every_rpc_parses_its_own_request() -> None:
         request = rpc.parse(b"")
         assert type(request) is getattr(messages, f"{method}Request"), path
         task_id, incarnation, service_incarnation = rpc.claim(request)
-        assert task_id in (None, 0, -1) and incarnation == 0 and service_incarnation in (None, 0), (
-            path
-        )
+        assert task_id in (None, 0, NOBODY), path
+        assert incarnation == 0 and service_incarnation in (None, 0), path
 
 
 @pytest.mark.parametrize(("profile", "messages"), [(PROFILE_A, a), (PROFILE_B, b)])

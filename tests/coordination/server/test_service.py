@@ -7,10 +7,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.limits import Config
-from holdfast.coordination.names import PROFILE_A, PROFILE_B, STACKS, STATUS
+from holdfast.coordination.names import (
+    END_ATTEMPT,
+    PROFILE_A,
+    PROFILE_B,
+    REPORT_EXIT,
+    STACKS,
+    STATUS,
+)
 from holdfast.coordination.server.service import Service
 from holdfast.proto import coordination_b_pb2, coordination_pb2, session_pb2
 from tests.support.in_process import INCARNATION, InMemoryStream, InMemoryWriter
@@ -109,6 +117,39 @@ def test_agents_register_and_beat() -> None:
 def test_what_is_no_request_is_answered_at_once(path: str, code: str, sentence: str) -> None:
     """Unknown paths and bytes that are no message."""
     assert Served().call(path, b"\xff\xff").outcome == (code, sentence)
+
+
+@pytest.mark.parametrize("path", [REPORT_EXIT, END_ATTEMPT])
+def test_a_launcher_is_answered_once_the_journal_is_written(path: str) -> None:
+    """What the coordinator has acknowledged survives its death."""
+    served = Served(journaled=True)
+    served.register(0)
+    served.register(1)
+    assert served.journal is not None
+    served.journal.answered_at_write.clear()
+    answer = served.call(path, b"").outcome
+    assert answer == ("OK", b"") and served.journal.answered_at_write == [2]
+
+
+@pytest.mark.parametrize("task_id", [-1, 2, -(2**31)])
+def test_nobody_speaks_for_a_process_that_the_job_has_not(task_id: int) -> None:
+    """Below the first and beyond the last, for each kind of call in a process's name."""
+    served = Served()
+    served.register(0)
+    served.register(1)
+    task = coordination_b_pb2.CoordinatedTask(task_id=task_id)
+    calls: list[tuple[str, Message]] = [
+        (PROFILE_B + "Heartbeat", coordination_b_pb2.HeartbeatRequest(source_task=task)),
+        (PROFILE_B + "Barrier", coordination_b_pb2.BarrierRequest(source_task=task)),
+        (PROFILE_B + "ShutdownTask", coordination_b_pb2.ShutdownTaskRequest(source_task=task)),
+        (PROFILE_B + "PollForError", coordination_b_pb2.PollForErrorRequest(source_task=task)),
+        (REPORT_EXIT, session_pb2.ReportExitRequest(process_id=task_id, exit_code=1)),
+    ]
+    sentence = f"there is no process {task_id}: the job has 2, 0 to 1"
+    for path, request in calls:
+        outcome = served.call(path, request.SerializeToString()).outcome
+        assert outcome == ("INVALID_ARGUMENT", sentence), path
+    assert served.service.connected == 2
 
 
 def test_a_call_that_is_dropped_is_not_answered() -> None:

@@ -12,9 +12,9 @@ from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.limits import Config, Limits
 from holdfast.coordination.names import MISSING_TYPE
 from holdfast.coordination.server.defects import Defects
-from holdfast.coordination.server.sessions import DELTA_INTERVAL_S, SessionStreams, StacksCall
+from holdfast.coordination.server.sessions import DELTA_INTERVAL_S, SessionStreams
 from holdfast.proto import coordination_pb2, session_pb2
-from tests.support.in_process import InMemoryStream, InMemoryWriter
+from tests.support.in_process import InMemoryStream
 
 
 class Sessions:
@@ -251,27 +251,19 @@ def test_a_process_without_an_answer_is_passed_over() -> None:
     """
     sessions = Sessions(3)
 
-    def ask(task_id: int) -> InMemoryWriter:
-        writer = InMemoryWriter()
-        sessions.sessions.ask_stacks(
-            StacksCall(writer, sessions.machine, task_id, sessions.now), task_id
-        )
-        sessions.flush()
-        return writer
+    def replies(asked: int) -> list[tuple[int, int, str]]:
+        sessions.request(0, asked, "Stacks", session_pb2.StacksRequest(task_id=asked))
+        return [(reply.id, reply.code, reply.message) for reply in sessions.streams[0].replies()]
 
-    silent = ask(1)
-    absent = ask(2)
-    assert silent.outcome is None and absent.outcome == (
-        "UNAVAILABLE",
-        "process 2 has no Session now, so it cannot be asked",
-    )
+    assert replies(1) == []
+    absent = (2, 14, "process 2 has no Session now, so it cannot be asked")
+    assert replies(2) == [absent]
     sessions.tick(21.0)
-    assert silent.outcome == ("DEADLINE_EXCEEDED", "the process did not answer within 20 s")
+    silent = (1, 4, "the process did not answer within 20 s")
     sessions.machine.keys.put("holdfast/stacks/2", b'{"why": "stuck", "stacks": "here"}')
-    left = ask(2)
-    assert left.outcome is not None and left.outcome[0] == "OK"
+    assert replies(2) == [absent, silent, (2, 0, "")]
     assert (
-        session_pb2.StacksResponse.FromString(left.outcome[1]).stacks
+        session_pb2.StacksResponse.FromString(sessions.streams[0].replies()[-1].body).stacks
         == b"Left by its watchdog: stuck\nhere"
     )
 
@@ -281,12 +273,15 @@ def test_nobody_waits_for_who_goes_away() -> None:
     that it asked itself is dropped.
     """
     sessions = Sessions()
-    writer = InMemoryWriter()
-    sessions.request(1, 1, "Stacks", session_pb2.StacksRequest(task_id=1))
-    sessions.sessions.ask_stacks(StacksCall(writer, sessions.machine, 1, sessions.now), 1)
+    for asking in (1, 0):
+        sessions.request(asking, 1, "Stacks", session_pb2.StacksRequest(task_id=1))
     sessions.sessions.closed(sessions.streams[1])
     sessions.flush()
-    assert writer.outcome == ("UNAVAILABLE", "process 1 has ended its Session, so it cannot answer")
+    (reply,) = sessions.streams[0].replies()
+    assert (reply.code, reply.message) == (
+        14,
+        "process 1 has ended its Session, so it cannot answer",
+    )
     assert sessions.streams[1].replies() == []
 
 
