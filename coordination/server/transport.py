@@ -30,6 +30,7 @@ _QUIET_S = 0.1
 _END_S = 1.0
 """For the last answers to go out."""
 _OWN_FILES = 64
+_GUESTS = 1_024  # at a time, beside those of the job, which may all come at once
 _LEAST_PASSAGES = 32  # a launcher and those who ask come by them too
 
 
@@ -90,7 +91,8 @@ class Transport:
     def _open_door(self, grpc_path: str) -> Doorway:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         config = self._service.config
-        most_guests = files // 4
+        # Where files are a million: half a handshake of TLS takes 50 KB.
+        most_guests = min(files // 4, _GUESTS + 2 * config.num_tasks)
         return Doorway(
             self._listeners,
             self._welcome,

@@ -34,6 +34,7 @@ from holdfast.coordination.names import STATUS
 from holdfast.coordination.wire.frames import PREAMBLE, framed, head_of
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.in_process import serving
+from tests.support.processes import wait_until
 from tests.support.raw_session import RawSession
 from tests.support.secured import (
     LIAR,
@@ -222,6 +223,19 @@ def test_garbage_and_idle_connections_harm_nobody(guarded: Guarded, idle: int) -
             answer = call(b"", timeout=20, metadata=guarded.hostile.metadata())
         assert session_pb2.StatusResponse.FromString(answer).turned_away >= 290
     guarded.together("after")
+
+
+def test_strangers_are_few_however_many_files_there_are() -> None:
+    """Those beyond 1,024, and two for each process of the job, send the oldest away."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with serving(1) as served, ExitStack() as stack:
+        host, port = served.address.split(":")
+        for _ in range(1_100):
+            stack.enter_context(socket.create_connection((host, int(port)), 20))
+        doorway = served.transport.doorway
+        wait_until(lambda: doorway.turned_away >= 1_100 - 1_026)
+        assert doorway.turned_away == 1_100 - 1_026
 
 
 def test_bad_frames_end_their_own_session(
