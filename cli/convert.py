@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 @click.command(
     epilog="""\b
 Examples:
-  holdfast convert /orbax/run7 /ckpt/run7 --to holdfast                the latest step
-  holdfast convert /orbax/run7 /ckpt/run7 --to holdfast --all          every step
+  holdfast convert /orbax/run7 /ckpt/run7 --to holdfast        the latest step
+  holdfast convert /orbax/run7 /ckpt/run7 --to holdfast --all  every step
   holdfast convert /ckpt/run7/1000 /orbax/run7 --to orbax
-  holdfast convert /ckpt/run7 /export --to safetensors --path params --map names.json
+  holdfast convert /ckpt/run7 /out --to safetensors --map names.json
 
 \b
-A map is JSON, either {"old name": "new name", ...} or rules that are tried in turn,
+A map is JSON: {"old name": "new name", ...}, or rules tried in turn,
 [["layers\\\\.(\\\\d+)\\\\.w", "h.\\\\1.weight"], ...].
 
 Exit codes: 0 done, 3 nothing there, 4 damaged, 5 refused or failed."""

@@ -32,7 +32,7 @@ def kubernetes(**options: Any) -> None:
     The manifest holds a Secret that was made for this job: run the command again for another.
 
     \b
-    holdfast kubernetes --name train -n 4 --image registry.example/train:1 -- python train.py
+    holdfast kubernetes --name train -n 4 --image reg/train:1 -- python train.py
     """
     from holdfast.launch import KubernetesJob, render_kubernetes
 

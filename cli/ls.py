@@ -36,7 +36,7 @@ _COLOURS = {"damaged": "red", "dead": "red", "unfinished": "yellow", "left behin
 Examples:
   holdfast ls /ckpt/run7
   holdfast ls gs://bucket/run7 --json
-  holdfast ls /ckpt/run7 --local /dev/shm/holdfast    with what this host has of local steps
+  holdfast ls /ckpt/run7 --local /dev/shm/ckpt    with local steps
 
 Exit codes: 0 listed (also when a step is damaged), 3 nothing there, 5 could not be read."""
 )

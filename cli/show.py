@@ -47,8 +47,8 @@ _OF_PROCESS = re.compile(r"^process \d+: ")  # before the path of what each proc
 Examples:
   holdfast show /ckpt/run7                         the latest step
   holdfast show /ckpt/run7 --step 1000 --path params.dense
-  holdfast show /ckpt/run7 --unfold                each layer on lines of its own
-  holdfast show /orbax/run7/1000 --stats           Orbax's checkpoints too, and safetensors
+  holdfast show /ckpt/run7 --unfold                each layer by itself
+  holdfast show /orbax/run7/1000 --stats           Orbax's and safetensors too
   holdfast show /ckpt/run7 --since 1000 --html run7.html
 
 Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""

@@ -42,7 +42,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str | No
 @click.command(
     epilog="""\b
 Examples:
-  holdfast status                                  this user's job on this machine
+  holdfast status                                  this user's job here
   holdfast status 10.0.0.5:8476 --watch
   holdfast status --stacks                         where each process is
   holdfast status --events --since 10m

@@ -20,7 +20,7 @@ from .common import (
     epilog="""\b
 Examples:
   holdfast sweep /ckpt/run7
-  holdfast sweep /ckpt/run7 --local /dev/shm/holdfast    what is dead or torn on this host alone
+  holdfast sweep /ckpt/run7 --local /dev/shm/ckpt    on this host alone
   holdfast sweep /ckpt/run7 --force    fence every writer first, dead or alive
 
 Exit codes: 0 done, 3 nothing there, 5 refused or failed."""

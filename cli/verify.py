@@ -36,7 +36,7 @@ Examples:
   holdfast verify /ckpt/run7               the latest step
   holdfast verify /ckpt/run7 --step 1000   one step
   holdfast verify gs://bucket/run7 --all   every step
-  holdfast verify /ckpt/run7 --local /dev/shm/holdfast   this host's parts of local steps alone
+  holdfast verify /ckpt/run7 --local /dev/shm/ckpt   this host's parts alone
 
 Exit codes: 0 whole, 3 nothing there, 4 damaged, 5 could not be read."""
 )

@@ -57,6 +57,13 @@ def test_the_help_lists_every_command_in_its_group(columns: int) -> None:
         assert command.help.split()[0] == verb, name
 
 
+@pytest.mark.parametrize("name", main.list_commands(click.Context(main)))
+def test_the_help_of_a_command_fits_a_terminal(name: str) -> None:
+    """Its examples too, which are not wrapped, in 80 columns."""
+    said = CliRunner().invoke(main, [name, "--help"], terminal_width=80).output
+    assert [line for line in said.splitlines() if len(line) > 80] == []
+
+
 NOTHING = {  # kind: what the sentence says
     "empty": "is empty: no checkpoint was saved there",
     "file": "is a file and no checkpoint: expected a folder, or a file that ends in .safetensors",
