@@ -243,6 +243,17 @@ class GroupClient:
         with self._answered(f"setting {key!r}"):
             client.key_value_set_bytes(key, value, True, **self._within(deadline))
 
+    def insert(self, key: str, value: bytes) -> bool:
+        """Sets a key that nobody has set; returns False where somebody has."""
+        try:
+            with self._answered(f"setting {key!r}"):
+                self.client.key_value_set_bytes(key, value)
+        except CoordinationError as error:
+            if error.code != "ALREADY_EXISTS":
+                raise
+            return False
+        return True
+
     def set_many(self, values: Mapping[str, bytes]) -> None:
         """Sets keys, whether they exist or not: in one call over our client."""
         set_many = getattr(self.client, "key_value_set_many_bytes", None)
@@ -258,25 +269,36 @@ class GroupClient:
 
         Raises ProcessLost as soon as the loss of `source` is known, and BarrierTimeout.
         """
-        client: Any = self.client
-        # jaxlib's own client does not hear of a loss.
-        depends_on = {"depends_on": [self.task(source)]} if self.pushes else {}
         try:
             self._refuse([source], name)
-            with self.errors(f"value {name!r}", name, deadline.timeout_s):
-                return bytes(
-                    client.blocking_key_value_get_bytes(key, deadline.remaining_ms(), **depends_on)
-                )
+            value = self.wait(key, deadline, self.task(source))
         except ProcessLost as error:
             raise self._explained(error).with_traceback(None) from error.__cause__
-        except CoordinationError as error:
-            if error.code != "DEADLINE_EXCEEDED":
-                raise
+        if value is not None:
+            return value
         why = (
             f"value {name!r} did not come from process {source} in {deadline.timeout_s:g} s: it has"
             " not sent it, or hangs"
         )
         raise BarrierTimeout(why, name=name, missing=(source,))
+
+    def wait(self, key: str, deadline: Deadline, source: int | None = None) -> bytes | None:
+        """Waits for a key; returns None when it has not come in time.
+
+        Raises ProcessLost as soon as the loss of the task `source`, which sets it, is known.
+        """
+        client: Any = self.client
+        # jaxlib's own client does not hear of a loss.
+        depends_on = {} if source is None or not self.pushes else {"depends_on": [source]}
+        try:
+            with self.errors(f"waiting for {key!r}"):
+                return bytes(
+                    client.blocking_key_value_get_bytes(key, deadline.remaining_ms(), **depends_on)
+                )
+        except CoordinationError as error:
+            if error.code != "DEADLINE_EXCEEDED":
+                raise
+            return None
 
     def list(self, folder: str) -> dict[str, bytes]:
         """Returns the keys of a folder, by the part after it, with their values, in one call."""

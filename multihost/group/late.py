@@ -82,11 +82,7 @@ def tell_once(
 
     Raises CoordinationError, of `find` too, and where its answer does not come in time.
     """
-    try:
-        client.key_value_set(f"{folder}/asked", "")
-    except CoordinationError as error:
-        if error.code != "ALREADY_EXISTS":
-            raise
+    if not group_client_of(client).insert(f"{folder}/asked", b""):
         return str(client.blocking_key_value_get(f"{folder}/why", timeout_ms))
     why = find()
     client.key_value_set(f"{folder}/why", why)

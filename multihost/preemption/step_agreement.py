@@ -132,8 +132,8 @@ class SyncPoint:
             self._on_change(value)
             return True
         announcement = f"{self._process_id} {value}"
-        won = self._insert(self._group_client, f"{number}/change", announcement)
-        if won:
+        change = f"{self.folder}/{number}/change"
+        if self._group_client.insert(change, announcement.encode()):
             self._send(self._group_client, number, announcement, self._tasks)
             return True
         # The announcer of the earlier one may have died before it sent any mail.
@@ -403,7 +403,8 @@ class SyncPoint:
         if not missing:
             step = str(agreed_step(floors.values()))
             # Another that took over may have written a step, from other floors: that one counts.
-            return step if self._insert(group_client, f"{number}/step", step) else None
+            won = group_client.insert(f"{self.folder}/{number}/step", step.encode())
+            return step if won else None
         if self._get(group_client, f"{number}/floor/{missing[0]}", 1.0, missing[0]) is None:
             self._send(group_client, number, announcement, missing)
         return None
@@ -414,38 +415,17 @@ class SyncPoint:
         mail = f"{self.folder}/{number}/mail"
         group_client.set_many({f"{mail}/{task}": announcement.encode() for task in tasks})
 
-    def _insert(self, group_client: GroupClient, key: str, value: str) -> bool:
-        """Writes a key that nobody has written; returns False when somebody has."""
-        try:
-            with group_client.errors(f"sync point {self.name!r}"):
-                group_client.client.key_value_set_bytes(f"{self.folder}/{key}", value.encode())
-        except CoordinationError as error:
-            if error.code != "ALREADY_EXISTS":
-                raise
-            return False
-        return True
-
     def _get(
         self, group_client: GroupClient, key: str, timeout_s: float, source: int | None = None
     ) -> str | None:
         """Waits for a key; returns None when it has not come in time, or its `source` has died."""
-        client: Any = group_client.client
-        has_source = source is not None and group_client.pushes
-        depends_on = {"depends_on": [source]} if has_source else {}
         try:
-            with group_client.errors(f"sync point {self.name!r}", self.name, timeout_s):
-                value: bytes = client.blocking_key_value_get_bytes(
-                    f"{self.folder}/{key}", Deadline(timeout_s).remaining_ms(), **depends_on
-                )
-                return value.decode()
+            value = group_client.wait(f"{self.folder}/{key}", Deadline(timeout_s), source)
         except ProcessLost:
             # The same word may still be on its way to `lost()`.
             self._closed.wait(_BACK_OFF_S[0])
             return None
-        except CoordinationError as error:
-            if error.code != "DEADLINE_EXCEEDED":
-                raise
-            return None
+        return None if value is None else value.decode()
 
 
 class _OpenSyncPoints(WeakSet[SyncPoint]):
