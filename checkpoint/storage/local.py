@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import logging
 import os
 import stat
 import threading
@@ -32,6 +33,7 @@ from .base import (
     TensorStoreAccess,
 )
 
+_log = logging.getLogger(__name__)
 IOV_MAX = 1000  # buffers in one vectored call; Linux allows 1,024
 FOLDER_TRIES = 16
 # After these errors of link() and rename() nothing was done. After others (EIO, ESTALE, ETIMEDOUT)
@@ -52,6 +54,8 @@ REFUSALS = {
     errno.ENFILE,
     errno.ENOMEM,
 }
+# What fsync says of a folder where that is nothing: SMB before Linux 5.7, and some FUSE.
+_NO_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
 T = TypeVar("T")
 
 
@@ -151,10 +155,12 @@ class LocalStorage:
             # The kernel begins to write while the next part is made: fsync has less to wait for.
             behind = WriteBehind(file, starts=True)
             for offset, buffers in parts:
-                behind.wrote(offset, write_all(file, buffers, offset))
+                with _naming(path):
+                    behind.wrote(offset, write_all(file, buffers, offset))
             made = os.fstat(file).st_size
             assert made == size, f"{path}: the parts made {made} bytes of {size}"
-            os.fsync(file)
+            with _naming(path):
+                os.fsync(file)
         finally:
             os.close(file)
         if path.parent not in self._synced_later:
@@ -217,9 +223,10 @@ class LocalStorage:
             source = self._to_change(name_in_claim)
             file = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
-                self._set_mode(file)
-                write_all(file, [memoryview(data)], 0)
-                os.fsync(file)
+                with _naming(path):
+                    self._set_mode(file)
+                    write_all(file, [memoryview(data)], 0)
+                    os.fsync(file)
                 made = os.fstat(file)
             finally:
                 os.close(file)
@@ -545,9 +552,38 @@ def in_folder(path: Path, make: Callable[[], T], mode: int | None = None) -> T:
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Makes the names in a folder durable."""
+    """Makes the names in a folder durable. Where its file system cannot, that is logged once."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(file)
+        with _naming(folder):
+            os.fsync(file)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+        _warn_of_no_sync(os.fstat(file).st_dev, error)
     finally:
         os.close(file)
+
+
+_told_devices: set[int] = set()
+
+
+def _warn_of_no_sync(device: int, error: OSError) -> None:
+    if device in _told_devices:
+        return
+    _told_devices.add(device)
+    _log.warning(
+        "its file system syncs no folders (%s): the newest steps may be gone after a power cut",
+        error,
+    )
+
+
+@contextlib.contextmanager
+def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Has an OSError of a descriptor name its file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error

@@ -38,8 +38,10 @@ with CheckpointManager(root, keep_policy=policy, options=options) as manager:
         if state["at"] == end and end == 5:
             os.kill(os.getpid(), 9)
 save(f"{root}-one", state, single_writer=promises, overwrite=True)
-save(f"{root}-orbax-{end}", state, layout="orbax")
-assert load(f"{root}-one")["at"] == load(f"{root}-orbax-{end}")["at"] == end
+assert load(f"{root}-one")["at"] == end
+if promises:  # else tensorstore, which writes it, syncs its folders
+    save(f"{root}-orbax-{end}", state, layout="orbax")
+    assert load(f"{root}-orbax-{end}")["at"] == end
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -107,3 +109,13 @@ def test_one_that_promises_nothing_wants_the_users_promise(
         with CheckpointManager(folder / "run", options=Options(read_only=True)) as manager:
             assert manager.all_steps() == [7, 8]
         assert load(folder / "run" / "8")["at"] == 8 and verify(folder / "run" / "7").leaves == 2
+
+
+def test_folders_that_cannot_be_synced_are_told_of_once(tmp_path: Path) -> None:
+    """A training on such a file system goes on, with one sentence on what a power cut may take."""
+    with mounted(tmp_path, "fsyncdir=EINVAL") as folder:
+        for end, code in ((3, 0), (5, -9), (8, 0)):
+            done = trained(folder / "run", promises=False, end=end)
+            assert done.returncode == code, done.stderr
+            assert done.stderr.count("its file system syncs no folders ([Errno 22]") == 1
+        assert load(folder / "run" / "8")["at"] == 8
