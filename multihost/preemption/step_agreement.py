@@ -83,6 +83,7 @@ class SyncPoint:
         self._missing: tuple[int, ...] = ()
         self._last_error: Exception | None = None
         self._coordinator_lost = False  # for longer than the back-off takes
+        self._catches_up = False  # with rounds before it came
         self._closed = threading.Event()
         self._follower: threading.Thread | None = None
         if self._group_client is not None:
@@ -301,6 +302,7 @@ class SyncPoint:
 
         They were announced before this process came, or their announcer died.
         """
+        self._catches_up = True
         self._skip(group_client)
         while not self._closed.is_set():
             change = group_client.list(f"{self.folder}/{self._log.round}").get("change")
@@ -312,6 +314,7 @@ class SyncPoint:
     def _thaw(self) -> None:
         """Lets questions be answered: all that was decided is known, and nothing is under way."""
         with self._changed:
+            self._catches_up = False
             self._log.thaw()
             self._changed.notify_all()
 
@@ -336,6 +339,9 @@ class SyncPoint:
     def _decide(self, step: int, value: str) -> None:
         with self._changed:
             self._log.decide(step, value)
+            if self._catches_up:
+                # The next round may have been decided without this process.
+                self._log.freeze()
             self._missing = ()
             self._changed.notify_all()
         _log.info("sync point %r: %r holds from step %s on", self.name, value, step)
