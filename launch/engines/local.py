@@ -29,7 +29,6 @@ from holdfast.multihost.compiled.folder import (
     keeping_variables,
     why_off,
 )
-from holdfast.proto import session_pb2
 
 from ..supervisor.engine import JobResult, start_failed
 from ..supervisor.job import (
@@ -55,13 +54,13 @@ from ..workers.environment import worker_env
 from ..workers.output import LogFiles, Output, console_unless
 from ..workers.process import OomKills, WorkerProcess
 from ..workers.standby import Standbys, StandbySettings, standbys_of
-from .base import NOT_STARTED, BaseEngine, run_job
+from .base import NOT_STARTED, run_job
+from .replacing import MOST_LOOKS, ReplacingEngine
 
 _POLL_S = 0.5  # how often the capacity file is read, and a standby asked whether it is ready
 _BEGINS_S = 3.0  # an attempt whose processes are warm has begun before
 _REDO_S = 2.0  # in which an attempt that processes have joined again makes lost steps once more
 _KILLED_END_S = 10.0  # for a process that got SIGKILL
-_MOST_LOOKS = 4  # at processes that are late: each takes up to 6 s
 _NEVER = RestartPolicy()
 _STANDBY = StandbySettings()
 
@@ -116,10 +115,8 @@ class RunSettings:
 _AS_IT_COMES = RunSettings()
 
 
-class LocalEngine(BaseEngine):
+class LocalEngine(ReplacingEngine):
     """Runs a job's processes as children of this one."""
-
-    replaces = True
 
     def __init__(
         self,
@@ -143,12 +140,6 @@ class LocalEngine(BaseEngine):
         self._warm_at: float | None = None  # when it is to be
         self._can_stay = False  # processes of this attempt can outlive it
         self._launched_s = 0.0
-        self._num_processes = 0  # of the attempt
-        self._lives: dict[int, int] = {}  # the attempt that each process was started for
-        self._pids: dict[int, int] = {}  # of the processes of the attempt before
-        self._coordinator: Coordinator | None = None
-        # Of attempts that processes outlive, until these are in the one that runs.
-        self._older: list[Coordinator] = []
         # At most one, for an attempt of so many processes.
         self._prepared: dict[tuple[int, int], Coordinator] = {}
         self._wanted_room: Reserve | None = None
@@ -204,6 +195,7 @@ class LocalEngine(BaseEngine):
         self._open_attempt(attempt, num_processes)
         self._environments = {}
         self._lives = {}
+        self._begin_lives(frozenset(range(num_processes)))
         self._start_all()
         if self._standbys is not None:
             self._standbys.close()
@@ -224,35 +216,18 @@ class LocalEngine(BaseEngine):
         self._launched_s = time.monotonic()
         if self._standbys is not None:
             self._standbys.hold()
-        self._open_watch(self._coordinator.address, attempt)
-        self._coordinator.on_end(lambda code: self._on_coordinator_end(attempt, code))
+        self._open_watch(prepared.address, attempt)
+        prepared.on_end(lambda code: self._on_coordinator_end(attempt, code))
 
     def _rejoin(self, action: Rejoin) -> None:
-        assert self._coordinator is not None
-        self._older.append(self._coordinator)
-        self._close_watch()
-        self._pids |= {task.task_id: task.pid for task in self._status.tasks if task.pid}
+        self._leave_attempt()
         self._open_attempt(action.attempt, action.num_processes)
-        self._lives |= dict.fromkeys(self._to_start, action.attempt)
-        for process in action.staying:
-            worker = self._workers[process]
-            if not worker.alive and self._watch is not None:  # it ended beside this
-                self._watch.report_exit(process, -signal.SIGKILL)
-        following = session_pb2.NextAttempt(
-            attempt=action.attempt,
-            coordinator=self._coordinator.address,
-            staying=sorted(action.staying),
-            saving=sorted(action.saving),
-            why=f"attempt {action.attempt - 1} is over: {action.why}",
-        )
-        # One that is on its way to an attempt between finds out there.
-        for older in self._older:
-            older.end_attempt(following)
+        self._begin_lives(frozenset(self._to_start))
+        self._hand_over(action)
 
     def _replace(self, action: Replace) -> None:
         missed = self._staying & action.processes
-        # From here on, their ends are no news.
-        self._lives |= dict.fromkeys(action.processes, action.attempt)
+        self._begin_lives(action.processes)
         before = {
             process: worker
             for process in sorted(action.processes)
@@ -276,11 +251,8 @@ class LocalEngine(BaseEngine):
 
         Of those that were missed it says where they are, while they can still be asked.
         """
-        for process in missed[:_MOST_LOOKS]:
-            place = place_of(process, self._pids.pop(process, 0)) or "code that cannot be seen"
-            text = f"process {process} did not come to attempt {attempt}: it is in {place}"
-            self._output.say(text)
-            self.note(text)
+        for process in missed[:MOST_LOOKS]:
+            self._say_late(attempt, process, place_of(process, self._pids.pop(process, 0)))
         for worker in before.values():
             worker.kill()
         for worker in before.values():
@@ -296,16 +268,6 @@ class LocalEngine(BaseEngine):
             self._call_off(None, NOT_STARTED)
             return [start_failed(attempt, error)]
         return []
-
-    @property
-    def _staying(self) -> frozenset[int]:
-        """The processes of this attempt that have outlived one."""
-        lives = self._lives.items()
-        return frozenset(process for process, life in lives if life < self._attempt)
-
-    def _close_older(self) -> None:
-        while self._older:
-            self._older.pop().close()
 
     def _start_all(self) -> None:
         for process in sorted(self._to_start):
@@ -332,11 +294,8 @@ class LocalEngine(BaseEngine):
             self._output.line(process, text)
 
         def on_exit(code: int) -> None:
-            if self._lives.get(process) == spec.attempt:  # it has not been replaced
-                why = self._oom_kills.why(code)
-                self._report_exit(Exited(spec.attempt, process, code, why))
+            self._report_exit(Exited(spec.attempt, process, code, self._oom_kills.why(code)))
 
-        self._lives[process] = spec.attempt
         worker = None
         if self._standbys is not None:
             worker = self._standbys.take(process, env, on_line, on_exit)
@@ -392,8 +351,6 @@ class LocalEngine(BaseEngine):
         if self._warm_next() or self._settings.capacity_file is not None:
             timeout_s = _POLL_S if timeout_s is None else min(_POLL_S, timeout_s)
         seen = super().events(timeout_s)
-        if self._older and any(map(self._all_are_back, seen)):
-            self._close_older()
         if not self._warmed and _has_step(seen):
             self._warmed = True
             self._can_stay = any(
@@ -427,11 +384,6 @@ class LocalEngine(BaseEngine):
         if self._can_stay and self._policy.max_failures:
             self._prepare(PrepareNext(self._attempt + 1, self._num_processes))
         return False
-
-    def _all_are_back(self, event: Event) -> bool:
-        if not isinstance(event, Progressed) or event.attempt != self._attempt:
-            return False
-        return self._staying <= event.saves.keys()
 
     def _capacity_events(self) -> list[Event]:
         wanted = self._wanted_room

@@ -1,0 +1,112 @@
+"""What engines share that replace a process: the others outlive the attempt, and join the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from holdfast.proto import session_pb2
+
+from ..supervisor.job import Event, Exited, Progressed, Rejoin, RestartPolicy
+from ..workers.output import Output
+from .base import BaseEngine
+
+MOST_LOOKS = 4
+"""At so many processes that are late: each takes up to 6 s."""
+
+
+class AttemptCoordinator(Protocol):
+    """The coordinator of one attempt, wherever it runs."""
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, or unix:PATH."""
+
+    def end_attempt(self, following: session_pb2.NextAttempt) -> None:
+        """Says to those that outlive its attempt where the next one is; takes at most 1 s."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+class ReplacingEngine(BaseEngine):
+    """Keeps the processes that outlive an attempt, and its coordinator until all of them are in the
+    next one. An engine adds where coordinators and processes run.
+    """
+
+    replaces = True
+
+    def __init__(self, output: Output, policy: RestartPolicy) -> None:
+        super().__init__(output, policy)
+        self._num_processes = 0  # of the attempt
+        self._lives: dict[int, int] = {}  # the attempt that each process was started for
+        self._gone: dict[int, int] = {}  # exit codes of the latest lives that have ended
+        self._pids: dict[int, int] = {}  # of the processes of the attempt before
+        self._coordinator: AttemptCoordinator | None = None
+        # Of attempts that processes outlive, until these are in the one that runs.
+        self._older: list[AttemptCoordinator] = []
+
+    @property
+    def _staying(self) -> frozenset[int]:
+        """The processes of this attempt that have outlived one."""
+        lives = self._lives.items()
+        return frozenset(process for process, life in lives if life < self._attempt)
+
+    def _leave_attempt(self) -> None:
+        """Keeps the coordinator of the attempt that is over for those that stay."""
+        assert self._coordinator is not None
+        self._older.append(self._coordinator)
+        self._close_watch()
+        self._pids |= {task.task_id: task.pid for task in self._status.tasks if task.pid}
+
+    def _hand_over(self, action: Rejoin) -> None:
+        """Says to those that stay where the attempt is that has begun: its watch is open."""
+        assert self._coordinator is not None
+        for process in sorted(action.staying & self._gone.keys()):  # it ended beside this
+            assert self._watch is not None
+            self._watch.report_exit(process, self._gone[process])
+        following = session_pb2.NextAttempt(
+            attempt=action.attempt,
+            coordinator=self._coordinator.address,
+            staying=sorted(action.staying),
+            saving=sorted(action.saving),
+            why=f"attempt {action.attempt - 1} is over: {action.why}",
+        )
+        # One that is on its way to an attempt between finds out there.
+        for older in self._older:
+            older.end_attempt(following)
+
+    def _begin_lives(self, processes: frozenset[int]) -> None:
+        """Counts processes as started for this attempt: from here on, earlier ends are no news."""
+        self._lives |= dict.fromkeys(processes, self._attempt)
+        for process in processes:
+            self._gone.pop(process, None)
+
+    def _say_late(self, attempt: int, process: int, place: str) -> None:
+        """Says where a process is that was to be in an attempt, and is replaced."""
+        where = place or "code that cannot be seen"
+        text = f"process {process} did not come to attempt {attempt}: it is in {where}"
+        self._output.say(text)
+        self.note(text)
+
+    def _report_exit(self, event: Exited) -> None:
+        if self._lives.get(event.process) != event.life:
+            return  # it has been replaced
+        self._gone[event.process] = event.code
+        super()._report_exit(event)
+
+    def _close_older(self) -> None:
+        while self._older:
+            self._older.pop().close()
+
+    def events(self, timeout_s: float | None) -> Sequence[Event]:
+        """Returns the next event, at the latest after `timeout_s`."""
+        seen = super().events(timeout_s)
+        if self._older and any(map(self._all_are_back, seen)):
+            self._close_older()
+        return seen
+
+    def _all_are_back(self, event: Event) -> bool:
+        if not isinstance(event, Progressed) or event.attempt != self._attempt:
+            return False
+        return self._staying <= event.saves.keys()
