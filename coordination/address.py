@@ -25,6 +25,11 @@ def split_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def beside(address: str, name: str) -> str:
+    """Returns the address of another socket in the folder of a Unix socket."""
+    return f"{address.rpartition('/')[0]}/{name}"
+
+
 def connect(address: str, timeout_s: float) -> socket.socket:
     """Returns a socket that is connected to HOST:PORT or unix:PATH.
 

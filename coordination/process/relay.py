@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -81,10 +82,11 @@ class Relay(SpawnedServer):
         credentials: Credentials,
         process_ids: Sequence[int],
         *,
+        name: str = "relay",
         timeout_s: float = 30.0,
     ) -> Self:
         """Starts a relay to `coordinator` ("host:port") for the tasks `process_ids`, and returns
-        when it listens.
+        when it listens, at a socket that is called `name`.
 
         A client of ours for the same task must be given the same `credentials` object: its key says
         that both are one process. Raises CoordinationError with what the relay printed where it
@@ -92,13 +94,37 @@ class Relay(SpawnedServer):
         """
         credentials.metadata()  # raises here, with its name, for a file that cannot be read
         credentials.tls()
-        settings = {
-            "coordinator": coordinator,
-            "process_ids": list(process_ids),
-            "credentials": dataclasses.asdict(credentials),
-        }
-        line = json.dumps(settings).encode() + b"\n"  # not an argument, which every user could read
-        return cls(*start("relay", [*PROGRAM, "relay"], timeout_s, settings=line))
+        shown = _line(
+            dataclasses.asdict(credentials)
+        )  # not an argument, which all users could read
+        first = _order(name, coordinator, process_ids)
+        return cls(*start("relay", [*PROGRAM, "relay"], timeout_s, settings=shown + first))
+
+    def serve(
+        self,
+        name: str,
+        coordinator: str,
+        process_ids: Sequence[int],
+        *,
+        timeout_s: float = 30.0,
+    ) -> str:
+        """Has it forward to another coordinator too, with the same credentials; returns the address
+        of the socket for that, called `name`. Where there is one, it gets more tasks.
+
+        Raises CoordinationError where it does not answer within `timeout_s`.
+        """
+        self._send(_order(name, coordinator, process_ids))
+        return self._next_address("relay", timeout_s)
+
+    def end(self, name: str) -> None:
+        """Closes the socket of that name, and all that is connected there."""
+        self._send(_line({"name": name}))
+
+    def _send(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
 
     def close(self) -> None:
         """Ends the relay, at once. Does nothing where it has ended."""
@@ -114,6 +140,16 @@ class Relay(SpawnedServer):
         """Lets go of the relay in a forked child, so that it still ends with its parent."""
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+
+def _line(value: object) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def _order(name: str, coordinator: str, process_ids: Sequence[int]) -> bytes:
+    """Returns the line that has a relay serve an attempt."""
+    order = {"name": name, "coordinator": coordinator, "process_ids": list(process_ids)}
+    return _line(order)
 
 
 def request_of(path: str, body: bytes) -> Any | None:
@@ -197,54 +233,85 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         raise AssertionError("abort raises")
 
 
-async def _serve(
-    coordinator: str, process_ids: Sequence[int], credentials: Credentials, folder: str
-) -> None:
+class _Door:
+    """The socket of one attempt, and what came in by it."""
+
+    def __init__(self, upstream: Upstream, channel: grpc.aio.Channel, path: str) -> None:
+        self.upstream = upstream
+        self._channel = channel
+        self._path = path
+        calls = f"{path}.grpc"
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._server.add_generic_rpc_handlers((_Forwarder(channel, upstream),))
+        self._server.add_insecure_port(f"{_UNIX}{calls}")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.setblocking(False)
+        listener.bind(path)
+        self._doorway = Doorway(
+            [listener],
+            lambda connection: RelayedSession(self._doorway, upstream, connection),
+            calls,
+            most_guests=_MOST_GUESTS,
+            most_passages=_MOST_PASSAGES,
+            patience_s=Limits().idle_connection_s,
+            silence_s=SILENCE_S,
+        )
+
+    async def open(self) -> None:
+        await self._server.start()
+
+    async def close(self) -> None:
+        """Ends all that is connected here."""
+        self._doorway.close()
+        for session in [*self.upstream.sessions]:
+            session.cancel()
+        await self._server.stop(0)
+        await self._channel.close()
+        Path(self._path).unlink(missing_ok=True)
+
+
+async def _serve(credentials: Credentials, folder: str) -> None:
+    """Opens and closes doors, as each line of the input says. That ends with the process that
+    started this one.
+    """
     tls = credentials.tls()
     options = channel_options(SILENCE_S)
-    if tls is None:
-        channel = grpc.aio.insecure_channel(coordinator, options)
-    else:
-        channel = grpc.aio.secure_channel(coordinator, tls, options)
-    server = grpc.aio.server(options=_SERVER_OPTIONS)
     shown = (credentials.metadata(), credentials.tls_context())
-    upstream = Upstream(coordinator, *shown, frozenset(process_ids))
-    server.add_generic_rpc_handlers((_Forwarder(channel, upstream),))
-    calls = f"{folder}/grpc"
-    server.add_insecure_port(f"{_UNIX}{calls}")
-    await server.start()
-    listener = socket.socket(socket.AF_UNIX)
-    listener.setblocking(False)
-    listener.bind(f"{folder}/relay")
-    doorway = Doorway(
-        [listener],
-        lambda connection: RelayedSession(doorway, upstream, connection),
-        calls,
-        most_guests=_MOST_GUESTS,
-        most_passages=_MOST_PASSAGES,
-        patience_s=Limits().idle_connection_s,
-        silence_s=SILENCE_S,
-    )
-    print(f"relay at {_UNIX}{folder}/relay", flush=True)
-    # Its input ends with the process that started it.
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
-    doorway.close()
-    await server.stop(0)
+    doors: dict[str, _Door] = {}
+    read = partial(asyncio.get_running_loop().run_in_executor, None, sys.stdin.buffer.readline)
+    while line := await read():
+        order = json.loads(line)
+        name = order["name"]
+        coordinator = order.get("coordinator")
+        if coordinator is None:
+            if name in doors:
+                await doors.pop(name).close()
+            continue
+        if name not in doors:
+            if tls is None:
+                channel = grpc.aio.insecure_channel(coordinator, options)
+            else:
+                channel = grpc.aio.secure_channel(coordinator, tls, options)
+            doors[name] = _Door(Upstream(coordinator, *shown), channel, f"{folder}/{name}")
+            await doors[name].open()
+        doors[name].upstream.process_ids.update(order["process_ids"])
+        print(f"relay at {_UNIX}{folder}/{name}", flush=True)
+    for door in doors.values():
+        await door.close()
 
 
 @click.command()
 def relay() -> None:
-    """Runs a relay. The first line of its input holds its settings, as JSON; it ends with its
-    input.
+    """Runs a relay. The first line of its input holds its credentials, as JSON, and each of the
+    others an attempt to serve, or to end; it ends with its input.
 
     No signal ends it but SIGKILL: launchers send theirs to whole groups and job steps, whose
     processes need it to save and leave.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    settings = json.loads(sys.stdin.buffer.readline())
-    credentials = Credentials(**settings["credentials"])
+    credentials = Credentials(**json.loads(sys.stdin.buffer.readline()))
     # Of mode 0700.
     with tempfile.TemporaryDirectory(prefix="holdfast-", dir=temporary_base()) as folder:
         keep_from_cleaners(Path(folder))
-        asyncio.run(_serve(settings["coordinator"], settings["process_ids"], credentials, folder))
+        asyncio.run(_serve(credentials, folder))

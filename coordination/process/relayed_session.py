@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError, Message
@@ -22,11 +22,8 @@ from ..wire.frames import HEAD_BYTES, HELLO_BYTES, PREAMBLE, FrameTooLongError, 
 
 _PASSED_BYTES = 64 * 1024
 
-# asyncio itself does not hold a task that waits for a stream: it would be collected.
-_running: set[asyncio.Task[None]] = set()
 
-
-@dataclass(frozen=True)
+@dataclass
 class Upstream:
     """The coordinator, what it is shown, and for which processes. What is shown was read when the
     relay began: its files may be gone by now.
@@ -35,7 +32,9 @@ class Upstream:
     coordinator: str
     metadata: tuple[tuple[str, str], ...]
     tls: ssl.SSLContext | None
-    process_ids: frozenset[int]
+    process_ids: set[int] = field(default_factory=set)
+    # asyncio itself does not hold a task that waits for a stream: it would be collected.
+    sessions: set[asyncio.Task[None]] = field(default_factory=set)
 
     def refusal(self, process_id: int) -> str | None:
         """Returns why nobody here speaks for a process, None where somebody does."""
@@ -70,8 +69,8 @@ class RelayedSession:
         self._doorway = doorway
         self._upstream = upstream
         self._task = doorway.loop.create_task(self._run(connection))
-        _running.add(self._task)
-        self._task.add_done_callback(_running.discard)
+        upstream.sessions.add(self._task)
+        self._task.add_done_callback(upstream.sessions.discard)
         doorway.expect(self)
 
     def close(self) -> None:

@@ -41,6 +41,16 @@ class SpawnedServer:
         """Whether it has not ended."""
         return self._process.poll() is None
 
+    def _next_address(self, what: str, timeout_s: float) -> str:
+        """Returns the next address that it prints: "`what` at ADDRESS"."""
+        line = _first_line(self._process, timeout_s)
+        prefix = f"{what} at "
+        if not line.startswith(prefix):
+            raise CoordinationError(
+                f"the {what} gave no address within {timeout_s:g} s", code="UNAVAILABLE"
+            )
+        return line.removeprefix(prefix)
+
     def close(self) -> None:
         """Ends the server, at once. Does nothing where it has ended."""
         if self._process.poll() is None:
