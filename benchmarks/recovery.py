@@ -17,6 +17,7 @@ launchers take turns, --rounds times --kills kills each:
     stay         `holdfast run`, and the processes that did not die stay (run_restartable)
     stay-local   the same with a local tier
     ray          `holdfast ray` on a Ray cluster of this machine
+    ray-stay     the same, and the processes that did not die stay
     jax-trainer  Ray Train's JaxTrainer on such a cluster, which calls jax.distributed.initialize
                  itself, and Orbax's manager
 
@@ -65,7 +66,8 @@ PARTS = ("known", "ended", "started", "joined", "restored", "compiled", "redone"
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 LAUNCHERS = {"run": "holdfast run", "local": "with a local tier", "local-host": "and its host lost"}
 LAUNCHERS |= {"stay": "survivors stay", "stay-local": "they stay, with a local tier"}
-LAUNCHERS |= {"ray": "holdfast ray", "jax-trainer": "JaxTrainer and Orbax"}
+LAUNCHERS |= {"ray": "holdfast ray", "ray-stay": "holdfast ray, survivors stay"}
+LAUNCHERS |= {"jax-trainer": "JaxTrainer and Orbax"}
 _LOOK_S = 0.005
 _DIED = re.compile(r"process \d+ .*ended by signal 9")
 
@@ -472,7 +474,8 @@ def measure(
     launcher: str, arguments: argparse.Namespace, drawn: random.Random
 ) -> list[dict[str, float]]:
     """Runs the job under one launcher and returns its recoveries; `drawn` says who dies when."""
-    command_name = "ray" if launcher == "ray" else "run"
+    command_name = "ray" if launcher.startswith("ray") else "run"
+    stays = "stay" in launcher
     holdfast = [str(Path(sys.executable).parent / "holdfast"), command_name]
     holdfast += ["-n", str(arguments.processes), "--max-restarts", str(2 * arguments.kills)]
     with (
@@ -494,7 +497,7 @@ def measure(
             worker += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
         environment = os.environ | {"JAX_PLATFORMS": "cpu"}
         os.environ["JAX_PLATFORMS"] = "cpu"  # what a cluster's processes inherit
-        if launcher.startswith("stay"):
+        if stays:
             worker.append("--stays")
         if "local" in launcher:
             worker += ["--memory", memory, "--tier"]
@@ -537,7 +540,7 @@ def measure(
             sep="\n",
             file=sys.stderr,
         )
-        return list(recoveries(watch.marks, began_s, stays=launcher.startswith("stay")))
+        return list(recoveries(watch.marks, began_s, stays=stays))
 
 
 def table(results: dict[str, list[dict[str, float]]]) -> str:

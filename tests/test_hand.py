@@ -37,10 +37,10 @@ MOST: dict[str, dict[str, int]] = {
 # Tokens by room, in thousands. Who has given some back lowers its number; to raise one is a
 # decision, which its commit explains.
 MOST_TOKENS = {
-    "coordination": 73.6,
+    "coordination": 74.1,
     "multihost": 40.5,
     "checkpoint": 202.1,
-    "launch": 44.3,
+    "launch": 46.7,
     "compat": 35.8,
     "web": 8.8,
     "cli": 20.6,

@@ -27,7 +27,7 @@ from ..supervisor.ledger import Errand
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from ..workers.output import Output, console_unless
 from ..workers.process import WorkerProcess
-from ..workers.secrets import require_cryptography
+from ..workers.secrets import JobSecrets, require_cryptography
 from ..workers.signals import passing_on
 from .base import BaseEngine, run_job
 
@@ -58,7 +58,8 @@ class SlurmEngine(BaseEngine):
         self._job_id = job_id
         self._env = dict(environment)
         self._host = host
-        self._secured = secured
+        # Of the job: all attempts have their coordinators on this host.
+        self._secrets = JobSecrets.create([host]) if secured else None
         self._heartbeat_timeout_s = heartbeat_timeout_s
         # Of the next three: the reader of srun's output writes them.
         self._lock = threading.Lock()
@@ -82,7 +83,7 @@ class SlurmEngine(BaseEngine):
             attempt,
             num_processes,
             host=self._host,
-            secured=self._secured,
+            secrets=self._secrets,
             heartbeat_timeout_s=self._heartbeat_timeout_s,
         )
         self._coordinator = coordinator
@@ -91,7 +92,7 @@ class SlurmEngine(BaseEngine):
         self._started = set()
         self._to_end = set()
         self._step = ""
-        secrets = coordinator.secrets.to_env() if coordinator.secrets else {}
+        secrets = self._secrets.to_env() if self._secrets else {}
         self._srun = WorkerProcess(
             [*_srun(num_processes), *self._task(attempt, coordinator.address)],
             self._env | secrets,

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.coordination import CoordinationError, Credentials, StatusClient
+from holdfast.coordination import CoordinationError, StatusClient
 from holdfast.coordination.address import address_towards, own_host
-from holdfast.coordination.process.job_folder import JobFolder, user_folder
+from holdfast.coordination.process.job_folder import user_folder
 from holdfast.multihost import ProcessSpec, StartupFailed, StartupTimeout
 from holdfast.multihost.start.launchers import ClusterEnv, detect
 
@@ -33,8 +33,8 @@ from ..workers.process import OomKills, WorkerProcess
 from ..workers.raised import RAISED, Grace, RaisedWatch
 from ..workers.secrets import (
     JobSecrets,
-    credentials_in,
     require_cryptography,
+    shown,
     spawn_relay,
     write_files,
 )
@@ -188,16 +188,17 @@ def _rendezvous(detected: ClusterEnv, settings: TaskSettings) -> tuple[str, JobS
     if detected.process_id != 0:
         published = _wait_for(path, _gathers, "process 0 has not published a coordinator")
         return str(published["coordinator"]), JobSecrets.take_from_env(published)
+    host = None if at_socket else settings.host or own_host()
     coordinator = Coordinator(
         detected.job_id,
         detected.attempt,
         detected.num_processes,
-        host=None if at_socket else settings.host or own_host(),
+        host=host,
         published=path.absolute(),
-        secured=secured,
+        secrets=JobSecrets.create([host]) if secured and host else None,
     )
-    shown = {} if coordinator.secrets is None else coordinator.secrets.to_env()
-    _publish(path, {"coordinator": coordinator.address} | shown)
+    secrets = {} if coordinator.secrets is None else coordinator.secrets.to_env()
+    _publish(path, {"coordinator": coordinator.address} | secrets)
     return coordinator.address, coordinator.secrets
 
 
@@ -300,18 +301,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _gathers(published: dict[str, Any]) -> bool:
     """Returns whether a coordinator still waits for processes; else it is of an earlier run."""
-    secrets = JobSecrets.take_from_env(dict(published))
-    with contextlib.ExitStack() as undone:
-        credentials = Credentials()
-        if secrets is not None:
-            folder = JobFolder.create()
-            undone.callback(folder.remove)
-            credentials = credentials_in(folder, secrets)
+    address = published["coordinator"]
+    with shown(JobSecrets.take_from_env(dict(published))) as credentials:
         try:
-            client = undone.enter_context(
-                StatusClient(published["coordinator"], credentials, timeout_s=_STATUS_TIMEOUT_S)
-            )
-            return client.status().phase == "gathering"
+            with StatusClient(address, credentials, timeout_s=_STATUS_TIMEOUT_S) as client:
+                return client.status().phase == "gathering"
         except CoordinationError:
             return False
 

@@ -42,14 +42,24 @@ def report_exit(address: str, process: int, code: int) -> None:
         client.report_exit(process, code)
 
 
+def end_attempt(address: str, credentials: Credentials, following: session_pb2.NextAttempt) -> None:
+    """Says to those that outlive the attempt of a coordinator where the next one is; takes at most
+    1 s.
+    """
+    with (
+        contextlib.suppress(CoordinationError),
+        StatusClient(address, credentials, timeout_s=1.0) as client,
+    ):
+        client.end_attempt(following.why, following)
+
+
 class Coordinator:
     """The coordinator of one (job, attempt): at a free port of `host`, or at a Unix socket.
 
-    The socket is of this user's alone. With `secured`, callers show the certificates and the token
-    that are made for the coordinator. It ends with this process. With `published`, the
-    file in which its address will be, it outlives this process, and removes that file and its
-    folder when it ends. Raises StartupFailed, which no other attempt can mend, where it does not
-    start.
+    The socket is of this user's alone. With `secrets`, which are made for `host`, callers show
+    their certificates and their token. It ends with this process. With `published`, the file in
+    which its address will be, it outlives this process, and removes that file and its folder when
+    it ends. Raises StartupFailed, which no other attempt can mend, where it does not start.
     """
 
     def __init__(
@@ -62,13 +72,13 @@ class Coordinator:
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         log_file: Path | None = None,
         published: Path | None = None,
-        secured: bool = False,
+        secrets: JobSecrets | None = None,
     ) -> None:
         keep_exit_codes()
         self._job_id = job_id
         self._attempt = attempt
         self._closed = threading.Event()
-        self.secrets: JobSecrets | None = None
+        self.secrets = secrets
         self.credentials = Credentials()
         arguments: list[str] = []
         if log_file is not None:
@@ -85,9 +95,11 @@ class Coordinator:
                 arguments.append("--end-with-input")
             else:
                 arguments += [f"--own-folder={self._folder.path}", f"--own-file={published}"]
-            if secured:
+            if secrets is not None:
                 assert host is not None, "a socket needs no secrets"
-                arguments += self._make_secrets(host)
+                self.credentials = credentials_in(self._folder, secrets)
+                write_files(self._folder.path, secrets.files_of_server())
+                arguments += server_arguments(self._folder.path)
             self._service = CoordinationService.spawn(
                 num_processes,
                 job=JobIdentity(name=job_id, attempt=attempt),
@@ -118,13 +130,6 @@ class Coordinator:
         """Whether it has not ended."""
         return self._service.runs
 
-    def _make_secrets(self, host: str) -> tuple[str, ...]:
-        """Makes token and certificates, and returns the options that name their files."""
-        self.secrets = JobSecrets.create([host])
-        self.credentials = credentials_in(self._folder, self.secrets)
-        write_files(self._folder.path, self.secrets.files_of_server())
-        return server_arguments(self._folder.path)
-
     @property
     def pid(self) -> int:
         """Its process id."""
@@ -150,11 +155,7 @@ class Coordinator:
 
     def end_attempt(self, following: session_pb2.NextAttempt) -> None:
         """Says to those that outlive its attempt where the next one is; takes at most 1 s."""
-        with (
-            contextlib.suppress(CoordinationError),
-            StatusClient(self.address, self.credentials, timeout_s=1.0) as client,
-        ):
-            client.end_attempt(following.why, following)
+        end_attempt(self.address, self.credentials, following)
 
     def close(self) -> None:
         """Ends it."""

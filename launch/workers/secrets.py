@@ -7,12 +7,13 @@ socket, with nothing to prove and nothing to hide.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib
 import ipaddress
 import json
 import secrets
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -121,14 +122,26 @@ def credentials_in(folder: JobFolder, job: JobSecrets) -> Credentials:
     return folder.credentials(job.key)
 
 
-def spawn_relay(coordinator: str, job: JobSecrets, process_ids: Sequence[int]) -> Relay:
+def spawn_relay(
+    coordinator: str, job: JobSecrets, process_ids: Sequence[int], *, name: str = "relay"
+) -> Relay:
     """Starts the relay of this host, for the processes `process_ids`. CoordinationError.
 
     Nothing of the secrets stays on the host's disk.
     """
+    with shown(job) as credentials:
+        return Relay.spawn(coordinator, credentials, process_ids, name=name)
+
+
+@contextlib.contextmanager
+def shown(job: JobSecrets | None) -> Iterator[Credentials]:
+    """Has the files of a client be there for a block, in which channels are made with them."""
+    if job is None:
+        yield Credentials()
+        return
     folder = JobFolder.create()
     try:
-        return Relay.spawn(coordinator, credentials_in(folder, job), process_ids)
+        yield credentials_in(folder, job)
     finally:
         folder.remove()
 

@@ -28,6 +28,7 @@ from holdfast.coordination import (
     HoldfastError,
     StatusClient,
 )
+from holdfast.coordination.address import beside
 from holdfast.coordination.names import NEXT_KEY
 from holdfast.proto.session_pb2 import NextAttempt
 
@@ -55,13 +56,13 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
     it, with all that it opened closed. What outlives it, such as a logger, is made before.
     When it returns, the process leaves the job, and this returns what it returned.
 
-    The launcher decides: `holdfast run` replaces the process that died, and this one is in the next
-    attempt without a start of its own. One that sits in a call for a second, while no save needs
-    it, ends itself and is replaced too; so is one that does not come within `rejoin_timeout_s`.
-    Where a process did not call `run_restartable`, all are started again. Under other
-    launchers, and alone, `train` is called once. An error that no other's death can cause is raised
-    at once, any other when nobody has died within the heartbeat timeout. Call it from the main
-    thread. It calls `gc.freeze()`, also after each attempt.
+    The launcher decides: `holdfast run` and `holdfast ray` replace the process that died, and this
+    one is in the next attempt without a start of its own. One that sits in a call for a second,
+    while no save needs it, ends itself and is replaced too; so is one that does not come within
+    `rejoin_timeout_s`. Where a process did not call `run_restartable`, all are started again.
+    Under other launchers, and alone, `train` is called once. An error that no other's death can
+    cause is raised at once, any other when nobody has died within the heartbeat timeout. Call it
+    from the main thread. It calls `gc.freeze()`, also after each attempt.
     """
     spec = spec_of_launcher()
     gc.freeze()  # without a collection, for which the others of an attempt would wait
@@ -82,7 +83,10 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
             return result
         _log.warning("this process stays, for attempt %d", following.attempt)
         _leave()
-        spec = replace(spec, attempt=following.attempt, coordinator=following.coordinator)
+        coordinator = following.coordinator
+        if spec.host_address is not None:  # a relay stands between, with a socket for each attempt
+            coordinator = beside(spec.coordinator, f"{following.attempt}")
+        spec = replace(spec, attempt=following.attempt, coordinator=coordinator)
         os.environ.update(spec.to_env())
 
 

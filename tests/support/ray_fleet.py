@@ -27,7 +27,8 @@ class Fleet:
         import ray
         from ray.cluster_utils import Cluster
 
-        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        head = {"num_cpus": 0, "include_dashboard": False}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address = self._cluster.address
         self.nodes: list[Any] = []
         ray.init(address=self._cluster.address, log_to_driver=False)
@@ -67,6 +68,15 @@ class Fleet:
         index = self.nodes.index(node)
         del self.nodes[index], self.labels[index]
         self._cluster.remove_node(node, allow_graceful=False)
+
+    def node_of(self, pid: int) -> Any:
+        """Returns the node below whose raylet a process runs."""
+        raylets = {
+            each.process.pid: node for node in self.nodes for each in node.all_processes["raylet"]
+        }
+        while pid not in raylets:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return raylets[pid]
 
     def drain(self, node: Any, seconds: int) -> None:
         """Gives a node a notice of preemption, by Ray's own command."""

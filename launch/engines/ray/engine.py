@@ -1,4 +1,5 @@
-"""The engine of Ray: a placement group an attempt, an actor a process, one for the coordinator.
+"""The engine of Ray: a placement group a gang, an actor a process, one a machine, one for the
+coordinators.
 
 `holdfast.launch.ray.run(fn, JobSpec(num_processes=4))` calls `fn` on every process; `run_command`
 does the same for a command. Needs the extra `ray`.
@@ -6,19 +7,19 @@ does the same for a command. Needs the extra `ray`.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import signal
 import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
-from holdfast.coordination import Credentials
-from holdfast.coordination.process.job_folder import JobFolder
 from holdfast.multihost import Preempted, ProcessSpec
+from holdfast.proto import session_pb2
 
 from ...supervisor.engine import JobResult, start_failed
 from ...supervisor.job import (
@@ -27,24 +28,29 @@ from ...supervisor.job import (
     Exited,
     Job,
     Noticed,
+    Rejoin,
+    Replace,
     Reserve,
     Reserved,
     RestartPolicy,
     Waiting,
 )
 from ...supervisor.ledger import Errand
-from ...workers.coordinator import HEARTBEAT_TIMEOUT_S
+from ...workers.coordinator import HEARTBEAT_TIMEOUT_S, end_attempt
 from ...workers.output import Output, console_unless
-from ...workers.secrets import JobSecrets, credentials_in, require_cryptography
-from ..base import NOT_STARTED, BaseEngine, run_job
+from ...workers.secrets import JobSecrets, require_cryptography, shown
+from ..base import NOT_STARTED, run_job
+from ..replacing import MOST_LOOKS, ReplacingEngine
 from .cluster import cluster_nodes, load_ray
 from .placement import Node, Placement, place_gang
-from .worker_actor import CoordinatorActor, WorkerActor, WorkerUpdate
+from .worker_actor import CoordinatorActor, HostActor, WorkerActor, WorkerUpdate
 
 _POLL_S = 0.5  # how often the cluster is asked
 _UPDATE_S = 0.5  # how long an actor may hold back an update
 _READY_S = 10.0  # for what is free to become ours
 _TURN_S = 0.25  # how long a turn of the loop waits at most
+_RELAYS_S = 5.0  # for those of the machines whose processes stay
+_LOOK_S = 6.0  # at processes that are late
 
 T = TypeVar("T")
 Turns: TypeAlias = Generator[list[Event], None, T]
@@ -152,13 +158,18 @@ def _run(
         return RayResult(run_job(job, engine, lines), engine.values())
 
 
-@dataclass(frozen=True)
+@dataclass
 class Gang:
-    """The machines of an attempt, Ray's group of what is reserved there, and an actor a process."""
+    """The machines of a job, Ray's groups of what is reserved there, and its actors: one a process,
+    and one a machine for its relay.
+    """
 
     placement: Placement = field(default_factory=Placement)
     group: Any = None
     actors: dict[int, Any] = field(default_factory=dict)  # by rank; made by `start_actors`
+    hosts: dict[str, Any] = field(default_factory=dict)  # by machine
+    # Group and bundle of the ranks that have lost their first machine.
+    moved: dict[int, tuple[Any, int]] = field(default_factory=dict)
 
     @property
     def node_ids(self) -> list[str]:
@@ -166,24 +177,45 @@ class Gang:
         return [node.node_id for node in self.placement.nodes]
 
     def start_actors(self, resources: Mapping[str, float]) -> None:
-        """Starts the actors, unless they are there: their start costs seconds."""
-        if not self.actors:
-            for rank in range(len(self.placement.nodes)):
-                actor = _actor_in(self.group, rank, resources, WorkerActor)
-                self.actors[rank] = actor.remote()
+        """Starts the actors of processes that are not there: their start costs seconds."""
+        for rank in range(len(self.placement.nodes)):
+            if rank not in self.actors:
+                group, bundle = self.moved.get(rank, (self.group, rank))
+                self.actors[rank] = _actor_in(group, bundle, resources, WorkerActor).remote()
 
-    def lost_machines(self) -> list[str]:
-        """Returns the names of the machines that have gone, or are draining."""
+    def host(self, node_id: str) -> Any:
+        """Returns the actor of a machine, and starts it where there is none."""
+        if node_id not in self.hosts:
+            self.hosts[node_id] = _actor_on(node_id, HostActor).remote()
+        return self.hosts[node_id]
+
+    def lost_machines(self, ranks: Iterable[int] | None = None) -> list[Node]:
+        """Returns the machines of ranks (None: all) that have gone, or are draining."""
         healthy = {node.node_id for node in cluster_nodes() if not node.draining}
-        lost = {_name(node) for node in self.placement.nodes if node.node_id not in healthy}
-        return sorted(lost)
+        nodes = self.placement.nodes
+        asked = range(len(nodes)) if ranks is None else ranks
+        lost = {
+            node.node_id: node for rank in asked if (node := nodes[rank]).node_id not in healthy
+        }
+        return list(lost.values())
+
+    def move(self, ranks: Sequence[int], placement: Placement, group: Any) -> None:
+        """Takes other machines for processes that have lost theirs, in the order of the ranks."""
+        nodes = list(self.placement.nodes)
+        before = {id(group): group for group, _ in self.moved.values()}
+        for bundle, (rank, node) in enumerate(zip(ranks, placement.nodes, strict=True)):
+            nodes[rank] = node
+            self.moved[rank] = (group, bundle)
+        self.placement = replace(self.placement, nodes=tuple(nodes))
+        for unused in before.keys() - {id(group) for group, _ in self.moved.values()}:
+            load_ray().util.remove_placement_group(before[unused])
 
     def stands(self) -> Turns[bool]:
         """Returns whether every machine and every actor is still there, within 10 s."""
         ray = load_ray()
         if self.lost_machines():
             return False
-        asked = [actor.pid.remote() for actor in self.actors.values()]
+        asked = [actor.pid.remote() for actor in [*self.actors.values(), *self.hosts.values()]]
         deadline = time.monotonic() + _READY_S
         missing = asked
         while missing and time.monotonic() < deadline:
@@ -198,13 +230,41 @@ class Gang:
     def give_back(self) -> None:
         """Ends the actors, and gives the machines back."""
         ray = load_ray()
-        for actor in self.actors.values():
+        for actor in [*self.actors.values(), *self.hosts.values()]:
             ray.kill(actor)
-        if self.group is not None:
-            ray.util.remove_placement_group(self.group)
+        groups = [self.group, *(group for group, _ in self.moved.values())]
+        for group in {id(group): group for group in groups if group is not None}.values():
+            ray.util.remove_placement_group(group)
 
 
-class RayEngine(BaseEngine):
+class RayCoordinator:
+    """The coordinator of one attempt, in its actor, and what the relays of machines have for it."""
+
+    def __init__(self, actor: Any, attempt: int, hosts: Mapping[str, Any]) -> None:
+        self.address = ""  # until it is open
+        self.secrets: JobSecrets | None = None
+        self._actor = actor
+        self._attempt = attempt
+        self._hosts = hosts
+
+    def note_open(self, address: str, secrets: JobSecrets | None) -> None:
+        """Notes where it listens, and what its callers show."""
+        self.address = address
+        self.secrets = secrets
+
+    def end_attempt(self, following: session_pb2.NextAttempt) -> None:
+        """Says to those that outlive its attempt where the next one is; takes at most 1 s."""
+        if self.address:
+            with shown(self.secrets) as credentials:
+                end_attempt(self.address, credentials, following)
+
+    def close(self) -> None:
+        """Ends it, and what is connected to it."""
+        for actor in [self._actor, *self._hosts.values()]:
+            actor.close.remote(self._attempt)
+
+
+class RayEngine(ReplacingEngine):
     """Runs a job's processes as children of actors of a Ray cluster."""
 
     def __init__(
@@ -217,6 +277,8 @@ class RayEngine(BaseEngine):
         output: Output,
     ) -> None:
         super().__init__(output, spec.restart)
+        # The slices of a TPU job meet where their first hosts are: none of them is moved alone.
+        self.replaces = spec.num_slices == 1
         self.errand = Errand(command or ())
         self._job_id = job_id
         self._spec = spec
@@ -224,11 +286,12 @@ class RayEngine(BaseEngine):
         self._call = call
         self._why_waiting = ""
         self._gang = Gang()
-        self._lost_actor = False
         self._kept: Gang | None = None  # of the attempt before, for the next
-        self._pending: dict[Any, int] = {}  # reference to an update to come -> rank
-        self._coordinator: Any = None
-        self._folder: JobFolder | None = None  # of the credentials that the watch shows
+        # Reference to an update to come -> rank and life.
+        self._pending: dict[Any, tuple[int, int]] = {}
+        self._coordinators: Any = None  # their actor
+        self._relays: dict[str, Any] = {}  # references to those of the attempt, by machine
+        self._missed: set[int] = set()  # those that did not come, and are replaced
         # Finds room or starts an attempt: each turn of the loop goes on with it.
         self._work: Turns[None] = _nothing()
         self._outcomes: dict[int, bytes | None] = {}  # of the last attempt, by rank
@@ -254,9 +317,9 @@ class RayEngine(BaseEngine):
         return [actor for rank, actor in actors if processes is None or rank in processes]
 
     def _launch(self, attempt: int, num_processes: int) -> None:
-        self._work = self._start(attempt, num_processes)
+        self._work = self._start_all(attempt, num_processes)
 
-    def _start(self, attempt: int, num_processes: int) -> Turns[None]:
+    def _start_all(self, attempt: int, num_processes: int) -> Turns[None]:
         """Starts an attempt; yields while actors have yet to answer."""
         try:
             yield from self._begin(attempt, num_processes)
@@ -268,39 +331,60 @@ class RayEngine(BaseEngine):
 
     def _begin(self, attempt: int, num_processes: int) -> Turns[None]:
         deadline = time.monotonic() + self._spec.restart.startup_timeout_s
-        self._coordinator = _actor_near(CoordinatorActor).remote(
-            self._job_id,
-            attempt,
-            num_processes,
-            self._spec.heartbeat_timeout_s,
-            secured=not self._spec.insecure,
+        everybody = range(num_processes)
+        secured = not self._spec.insecure
+        self._coordinators = _actor_near(CoordinatorActor).remote(
+            self._job_id, self._spec.heartbeat_timeout_s, secured=secured
         )
+        opening = self._new_coordinator(attempt, num_processes)
         self._gang.start_actors(self._spec.resources)
         yield []
+        actors = self._gang.actors.values()
+        yield from self._open_coordinator(opening, attempt, deadline)
+        yield from self._answers([actor.pid.remote() for actor in actors], everybody, deadline)
+        self._lives = {}
+        self._begin_lives(frozenset(everybody))
+        self._outcomes = dict.fromkeys(everybody)
+        yield from self._start(everybody, deadline)
+
+    def _new_coordinator(self, attempt: int, num_processes: int) -> Any:
+        """Has the attempt's coordinator start; returns the reference to where it is."""
+        self._num_processes = num_processes
+        self._relays = {}
+        self._coordinator = RayCoordinator(self._coordinators, attempt, self._gang.hosts)
+        return self._coordinators.open.remote(attempt, num_processes)
+
+    def _open_coordinator(self, opening: Any, attempt: int, deadline: float) -> Turns[None]:
+        """Begins to watch the attempt's coordinator, once it is there."""
+        [(address, secrets)] = yield from self._answers([opening], (), deadline)
+        coordinator = self._coordinator
+        assert isinstance(coordinator, RayCoordinator)
+        coordinator.note_open(address, secrets)
+        with shown(secrets) as credentials:
+            self._open_watch(address, attempt, credentials)
+
+    def _start(self, ranks: Sequence[int], deadline: float) -> Turns[None]:
+        """Starts processes in their actors, which are there."""
+        yield from self._answers(self._open_relays(ranks), ranks, deadline)
         actors = self._gang.actors
-        endpoint = yield from self._answers([self._coordinator.endpoint.remote()], deadline)
-        [(address, secrets)] = endpoint
-        yield from self._answers([actor.pid.remote() for actor in actors.values()], deadline)
-        self._open_watch(address, attempt, self._credentials(secrets))
-        relays = yield from self._start_relays(address, secrets, deadline)
-        specs = self._process_specs(attempt, address, relays)
         started = [
-            actor.start.remote(self._command, self._call, specs[rank], self._spec.env)
-            for rank, actor in actors.items()
+            actors[rank].start.remote(
+                self._command, self._call, self._process_spec(rank), self._spec.env
+            )
+            for rank in ranks
         ]
-        replaced = yield from self._answers(started, deadline)
-        for rank, lines in enumerate(replaced):
+        replaced = yield from self._answers(started, ranks, deadline)
+        for rank, lines in zip(ranks, replaced, strict=True):
             for line in lines:
                 self._output.say(f"process {rank}: {line}")
-        self._outcomes = dict.fromkeys(actors)
-        for rank in actors:
+            self._to_start.discard(rank)
             self._request_update(rank)
-        self._to_start.clear()
 
-    def _answers(self, refs: Sequence[Any], deadline: float) -> Turns[Any]:
+    def _answers(self, refs: Sequence[Any], ranks: Iterable[int], deadline: float) -> Turns[Any]:
         """Returns what the actors of an attempt that starts answer, in order.
 
-        Ray keeps an actor waiting whose machine has gone. Raises Preempted for it.
+        Ray keeps an actor waiting whose machine has gone. Raises Preempted for it, where the
+        machine is that of one of the ranks.
         """
         ray = load_ray()
         missing = list(refs)
@@ -309,8 +393,9 @@ class RayEngine(BaseEngine):
             ray.get(answered)  # a failed one is an error before the others have answered
             if not missing:
                 break
-            if lost := self._gang.lost_machines():
-                raise Preempted(f"{', '.join(lost)} went while the attempt started")
+            if lost := self._gang.lost_machines(ranks):
+                names = ", ".join(sorted(map(_name, lost)))
+                raise Preempted(f"{names} went while the attempt started")
             if time.monotonic() > deadline:
                 limit_s = self._spec.restart.startup_timeout_s
                 raise TimeoutError(
@@ -320,86 +405,197 @@ class RayEngine(BaseEngine):
             yield []
         return ray.get(list(refs))
 
-    def _credentials(self, secrets: JobSecrets | None) -> Credentials | None:
-        if secrets is None:
-            return None
-        self._folder = JobFolder.create()
-        return credentials_in(self._folder, secrets)
-
-    def _start_relays(
-        self, address: str, secrets: JobSecrets | None, deadline: float
-    ) -> Turns[dict[str, tuple[str, str]]]:
-        """Starts a relay on each machine, in the actor of its first process.
-
-        Returns, by machine, the relay's address and the machine's own. Without secrets there are no
-        relays.
+    def _open_relays(self, ranks: Iterable[int]) -> list[Any]:
+        """Has the relays of the ranks' machines serve the attempt, and returns what will be their
+        addresses. Without secrets there are no relays.
         """
-        if secrets is None:
-            return {}
-        ranks: dict[str, list[int]] = {}
-        for rank, node_id in enumerate(self._gang.node_ids):
-            ranks.setdefault(node_id, []).append(rank)
-        starting = [
-            self._gang.actors[on_node[0]].start_relay.remote(address, secrets, on_node)
-            for on_node in ranks.values()
-        ]
-        addresses = yield from self._answers(starting, deadline)
-        return dict(zip(ranks, addresses, strict=True))
+        coordinator = self._coordinator
+        assert isinstance(coordinator, RayCoordinator)
+        if coordinator.secrets is None:
+            return []
+        node_ids = self._gang.node_ids
+        opening = []
+        for node_id in dict.fromkeys(node_ids[rank] for rank in ranks):
+            on_node = [rank for rank, its in enumerate(node_ids) if its == node_id]
+            serving = self._gang.host(node_id).serve.remote(
+                self._attempt, coordinator.address, coordinator.secrets, on_node
+            )
+            self._relays[node_id] = serving
+            opening.append(serving)
+        return opening
 
-    def _process_specs(
-        self, attempt: int, address: str, relays: Mapping[str, tuple[str, str]]
-    ) -> list[ProcessSpec]:
-        """Returns who each process is, by rank. Behind a relay, that is its coordinator."""
+    def _process_spec(self, rank: int) -> ProcessSpec:
+        """Returns who a process is. Behind a relay, which has answered, that is its coordinator."""
+        assert self._coordinator is not None
         placement = self._gang.placement
         node_ids = self._gang.node_ids
-        specs = []
-        for rank, node_id in enumerate(node_ids):
-            coordinator, host_address = relays.get(node_id, (address, None))
-            spec = ProcessSpec(
-                job_id=self._job_id,
-                attempt=attempt,
-                process_id=rank,
-                num_processes=len(node_ids),
-                coordinator=coordinator,
-                slice_id=placement.slice_of[rank],
-                num_slices=placement.num_slices,
-                slice_address=placement.nodes[0].address if placement.num_slices > 1 else None,
-                local_rank=node_ids[:rank].count(node_id),
-                local_count=node_ids.count(node_id),
-                host_address=host_address,
+        node_id = node_ids[rank]
+        coordinator = self._coordinator.address
+        host_address = None
+        if node_id in self._relays:
+            coordinator, host_address = load_ray().get(self._relays[node_id])
+        return ProcessSpec(
+            job_id=self._job_id,
+            attempt=self._attempt,
+            process_id=rank,
+            num_processes=len(node_ids),
+            coordinator=coordinator,
+            slice_id=placement.slice_of[rank],
+            num_slices=placement.num_slices,
+            slice_address=placement.nodes[0].address if placement.num_slices > 1 else None,
+            local_rank=node_ids[:rank].count(node_id),
+            local_count=node_ids.count(node_id),
+            host_address=host_address,
+        )
+
+    # --- Those that stay, and those that are replaced
+
+    def _rejoin(self, action: Rejoin) -> None:
+        self._leave_attempt()
+        self._work.close()
+        opening = self._new_coordinator(action.attempt, action.num_processes)
+        self._begin_lives(frozenset(self._to_start))
+        self._work = self._come_again(action, opening)
+
+    def _come_again(self, action: Rejoin, opening: Any) -> Turns[None]:
+        """Opens an attempt, tells those that stay where it is, and starts the others."""
+        deadline = time.monotonic() + self._spec.restart.startup_timeout_s
+        yield from self._open_coordinator(opening, action.attempt, deadline)
+        relays = self._open_relays(action.staying)
+        until = time.monotonic() + _RELAYS_S
+        # The machine of one that counts as alive may have gone: nobody waits for that one long.
+        while relays and time.monotonic() < until:
+            _, relays = load_ray().wait(relays, num_returns=len(relays), timeout=_TURN_S)
+            yield []
+        self._hand_over(action)
+        yield from self._start_missing()
+
+    def _replace(self, action: Replace) -> None:
+        self._missed |= self._staying & action.processes
+        self._begin_lives(action.processes)
+        for rank in action.processes:
+            self._outcomes[rank] = None
+        self._work = _one_by_one(self._work, self._start_missing())
+
+    def _start_missing(self) -> Turns[None]:
+        """Starts the processes of an attempt that are not there, while others are."""
+        deadline = time.monotonic() + self._spec.restart.startup_timeout_s
+        while ranks := sorted(self._to_start):
+            yield from self._say_missed()
+            yield from self._seat(ranks, deadline)
+            try:
+                yield from self._start(ranks, deadline)
+            except (load_ray().exceptions.RayActorError, Preempted):
+                yield []  # a machine or an actor has gone since: again, on another
+
+    def _say_missed(self) -> Turns[None]:
+        """Says where those are that did not come, while they can still be asked."""
+        ray = load_ray()
+        actors = self._gang.actors
+        missed = [rank for rank in sorted(self._missed) if rank in actors][:MOST_LOOKS]
+        self._missed.clear()
+        asked = {actors[rank].place.remote(rank, self._pids.get(rank, 0)): rank for rank in missed}
+        until = time.monotonic() + _LOOK_S
+        while asked and time.monotonic() < until:
+            answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_TURN_S)
+            for ref in answered:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    self._say_late(self._attempt, asked[ref], ray.get(ref))
+                del asked[ref]
+            yield []
+
+    def _seat(self, ranks: Sequence[int], deadline: float) -> Turns[None]:
+        """Sees that processes have actors that answer: on other machines where theirs have gone.
+
+        Raises RuntimeError where the job may go on smaller, TimeoutError after the deadline.
+        """
+        ray = load_ray()
+        gang = self._gang
+        asked: dict[int, Any] = {}
+        missing = set(ranks)
+        while missing:
+            lost = {node.node_id for node in gang.lost_machines(missing)}
+            away = sorted(rank for rank in missing if gang.node_ids[rank] in lost)
+            for rank in away:
+                asked.pop(rank, None)
+                if (actor := gang.actors.pop(rank, None)) is not None:
+                    ray.kill(actor)
+            if away:
+                yield from self._move(away, deadline)
+            gang.start_actors(self._spec.resources)
+            for rank in missing - asked.keys():
+                asked[rank] = gang.actors[rank].pid.remote()
+            refs = [asked[rank] for rank in missing]
+            ray.wait(refs, num_returns=len(refs), timeout=_TURN_S)
+            for rank in sorted(missing):
+                try:
+                    ray.get(asked[rank], timeout=0)
+                    missing.discard(rank)
+                except ray.exceptions.GetTimeoutError:
+                    continue
+                except ray.exceptions.RayError:
+                    del asked[rank], gang.actors[rank]
+            self._check_deadline(missing, deadline, "its actor does not answer")
+            yield []
+
+    def _move(self, ranks: Sequence[int], deadline: float) -> Turns[None]:
+        """Reserves other machines for processes that have lost theirs. Raises as `_seat` does."""
+        spec = self._spec
+        told = ""
+        while True:
+            count = len(ranks)
+            placement = place_gang(cluster_nodes(), spec.resources, count, count)
+            if placement.nodes:
+                group = yield from self._reserved(placement)
+                if group is not None:
+                    self._gang.move(ranks, placement, group)
+                    return
+            found = placement.why_not_more or "what was free is not any more"
+            why = f"{found}; with a spare node the others would stay"
+            if (spec.min_processes or spec.num_processes) < len(self._gang.node_ids):
+                raise RuntimeError(f"{_those(ranks)} cannot be replaced: {why}")
+            if why != told:
+                told = why
+                self._output.say(f"attempt {self._attempt}, {_those(ranks)}: {why}")
+            self._check_deadline(ranks, deadline, why)
+            yield []
+
+    def _check_deadline(self, ranks: Collection[int], deadline: float, why: str) -> None:
+        if ranks and time.monotonic() > deadline:
+            limit_s = self._spec.restart.startup_timeout_s
+            raise TimeoutError(
+                f"{_those(ranks)} cannot be replaced within startup_timeout_s={limit_s:g}: {why}"
             )
-            specs.append(spec)
-        return specs
 
     def _request_update(self, rank: int) -> None:
-        self._pending[self._gang.actors[rank].poll.remote(_UPDATE_S)] = rank
+        update = self._gang.actors[rank].poll.remote(_UPDATE_S)
+        self._pending[update] = rank, self._lives[rank]
 
     def _release(self) -> None:
         """Ends the attempt. A whole gang keeps its actors: see `_take_kept`."""
         self._work.close()
-        self._close_coordinator()
-        if len(self._gang.actors) == self._spec.num_processes and not self._lost_actor:
+        self._close_coordinators()
+        if len(self._gang.actors) == self._spec.num_processes:
             self._kill()
             self._kept = self._gang
         else:
             self._gang.give_back()
         self._forget_attempt()
 
-    def _close_coordinator(self) -> None:
+    def _close_coordinators(self) -> None:
         self._close_watch()
-        if self._folder is not None:
-            self._folder.remove()
-            self._folder = None
+        self._close_older()
         if self._coordinator is not None:
-            self._coordinator.close.remote()
-            load_ray().kill(self._coordinator)
+            self._coordinator.close()
             self._coordinator = None
+        if self._coordinators is not None:
+            load_ray().kill(self._coordinators)
+            self._coordinators = None
 
     def _forget_attempt(self) -> None:
         self._gang = Gang()
         self._pending = {}
         self._noticed = set()
-        self._lost_actor = False
 
     def _take_kept(self, wanted: Reserve) -> Turns[bool]:
         """Takes over the gang of the attempt before, where it is whole; else gives it back."""
@@ -438,11 +634,13 @@ class RayEngine(BaseEngine):
             return next(self._work, [])
         except Exception as error:
             self._call_off(None, NOT_STARTED)
-            return [start_failed(self._attempt, error)]
+            # What an actor raises comes with its traceback there.
+            cause = getattr(error, "cause", None) or error
+            return [start_failed(self._attempt, cause)]
 
     def _call_off(self, processes: frozenset[int] | None, code: int) -> None:
-        if self._to_start:  # they start together, or not at all
-            super()._call_off(None, code)
+        if self._to_start if processes is None else self._to_start & processes:
+            super()._call_off(None, code)  # they start together, or not at all
             self._work.close()
 
     def _poll_actors(self, wait_s: float) -> None:
@@ -455,24 +653,28 @@ class RayEngine(BaseEngine):
         if others:
             ready += ray.wait(others, num_returns=len(others), timeout=0)[0]
         for ref in ready:
-            self._take_update(ref, self._pending.pop(ref))
+            self._take_update(ref, *self._pending.pop(ref))
 
-    def _take_update(self, ref: Any, rank: int) -> None:
+    def _take_update(self, ref: Any, rank: int, life: int) -> None:
         ray = load_ray()
+        is_news = self._lives.get(rank) == life  # it has not been replaced
         try:
             update: WorkerUpdate = ray.get(ref)
         except ray.exceptions.RayError as error:
-            self._lost_actor = True
+            if is_news:
+                self._gang.actors.pop(rank, None)
             why = str(error).strip().splitlines()[0]
-            self._report_exit(Exited(self._attempt, rank, -9, f"its actor is lost: {why}"))
+            self._report_exit(Exited(life, rank, -9, f"its actor is lost: {why}"))
             return
         for line in update.lines:
             self._output.line(rank, line)
         if update.code is None:
-            self._request_update(rank)
+            if is_news:
+                self._request_update(rank)
             return
-        self._outcomes[rank] = update.outcome
-        self._report_exit(Exited(self._attempt, rank, update.code, self._why(update)))
+        if is_news:
+            self._outcomes[rank] = update.outcome
+        self._report_exit(Exited(life, rank, update.code, self._why(update)))
 
     def _why(self, update: WorkerUpdate) -> str:
         kind, value = _unpickled(update.outcome)
@@ -528,7 +730,9 @@ class RayEngine(BaseEngine):
                 self._output.say(f"attempt {wanted.attempt}: {why}")
             self._why_waiting = why
             if placement.nodes:
-                stands = yield from self._take(placement)
+                group = yield from self._reserved(placement)
+                if stands := group is not None:
+                    self._gang = Gang(placement, group)
             elif why != told:
                 told = why
                 yield [Waiting(wanted.attempt, why)]
@@ -536,8 +740,8 @@ class RayEngine(BaseEngine):
                 yield []
         yield [Reserved(wanted.attempt, len(self._gang.node_ids))]
 
-    def _take(self, placement: Placement) -> Turns[bool]:
-        """Reserves the machines of a gang; returns whether they are still free."""
+    def _reserved(self, placement: Placement) -> Turns[Any]:
+        """Returns Ray's group of what is reserved on machines, None where they are free no more."""
         ray = load_ray()
         bundles = [dict(self._spec.resources) for _ in placement.nodes]
         pins = [{"ray.io/node-id": node.node_id} for node in placement.nodes]
@@ -547,14 +751,13 @@ class RayEngine(BaseEngine):
             # Somebody else may have been faster, or a node may have gone since it was listed.
             if time.monotonic() > deadline:
                 ray.util.remove_placement_group(group)
-                return False
+                return None
             try:
                 yield []
             except GeneratorExit:
                 ray.util.remove_placement_group(group)
                 raise
-        self._gang = Gang(placement, group)
-        return True
+        return group
 
     def values(self) -> tuple[Any, ...]:
         """Returns what the calls of the last attempt returned, by rank."""
@@ -574,7 +777,7 @@ class RayEngine(BaseEngine):
             self._poll_actors(0.1)
         self._work.close()
         self._kill()
-        self._close_coordinator()
+        self._close_coordinators()
         self._gang.give_back()
         self._forget_attempt()
         if self._kept is not None:
@@ -586,6 +789,16 @@ def _nothing() -> Turns[None]:
     yield from ()
 
 
+def _one_by_one(first: Turns[None], second: Turns[None]) -> Turns[None]:
+    yield from first
+    yield from second
+
+
+def _those(ranks: Collection[int]) -> str:
+    """Returns the processes of ranks by their numbers."""
+    return f"{'process' if len(ranks) == 1 else 'processes'} {', '.join(map(str, sorted(ranks)))}"
+
+
 def _actor_near(kind: type) -> Any:
     """Returns the class of an actor beside this process, where there is room for it."""
     ray = load_ray()
@@ -593,6 +806,14 @@ def _actor_near(kind: type) -> Any:
     here = ray.get_runtime_context().get_node_id()
     strategy = strategies.NodeAffinitySchedulingStrategy(here, soft=True)
     return ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)(kind)
+
+
+def _actor_on(node_id: str, kind: type) -> Any:
+    """Returns the class of an actor of a machine. Where it dies, Ray starts it again there."""
+    ray = load_ray()
+    strategies = ray.util.scheduling_strategies
+    strategy = strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=strategy)(kind)
 
 
 def _actor_in(group: Any, bundle: int, resources: Mapping[str, float], kind: type) -> Any:

@@ -1,4 +1,5 @@
-"""What runs inside Ray's actors: one process of the job as a child, or the coordinator.
+"""What runs inside Ray's actors: one process of the job as a child, the relay of a machine, or the
+coordinators.
 
 The process is a child of the actor, not the actor itself: its environment is complete before it
 imports jax, its signals are its own (Ray's worker handles SIGTERM by leaving), and on Linux the
@@ -17,10 +18,11 @@ from pathlib import Path
 
 from holdfast.coordination import Relay
 from holdfast.coordination.address import address_towards
+from holdfast.coordination.process.diagnose import place_of
 from holdfast.coordination.process.job_folder import keep_from_cleaners
 from holdfast.multihost import ProcessSpec
 
-from ...workers.coordinator import Coordinator, report_exit
+from ...workers.coordinator import Coordinator
 from ...workers.environment import worker_env
 from ...workers.process import CALL_RUNNER, WorkerProcess
 from ...workers.secrets import JobSecrets, spawn_relay
@@ -50,7 +52,6 @@ class WorkerActor:
     def __init__(self) -> None:
         self._updates: queue.SimpleQueue[str | int] = queue.SimpleQueue()  # lines, then the code
         self._process: WorkerProcess | None = None
-        self._relay: Relay | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-")
         keep_from_cleaners(Path(self._folder.name))
 
@@ -58,16 +59,12 @@ class WorkerActor:
         """Returns the actor's process id, once the actor is there."""
         return os.getpid()
 
-    def start_relay(
-        self, coordinator: str, secrets: JobSecrets, process_ids: Sequence[int]
-    ) -> tuple[str, str]:
-        """Starts the relay of this machine, which ends with this actor.
+    def place(self, process: int, pid: int) -> str:
+        """Returns where a process of this machine is in its own code, "" where that cannot be seen.
 
-        Returns the relay's address, and the machine's for its peers.
+        Blocks for at most 6 s.
         """
-        self._close_relay()
-        self._relay = spawn_relay(coordinator, secrets, process_ids)
-        return self._relay.address, address_towards(coordinator)
+        return place_of(process, pid)
 
     def start(
         self,
@@ -94,18 +91,8 @@ class WorkerActor:
             command = [sys.executable, str(CALL_RUNNER), str(path), str(self._result)]
             env["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         assert command is not None
-
-        def on_exit(code: int) -> None:
-            report_exit(spec.coordinator, spec.process_id, code)
-            updates.put(code)
-
-        self._process = WorkerProcess(command, env, on_line=updates.put, on_exit=on_exit)
+        self._process = WorkerProcess(command, env, on_line=updates.put, on_exit=updates.put)
         return lines
-
-    def _close_relay(self) -> None:
-        if self._relay is not None:
-            self._relay.close()
-            self._relay = None
 
     @property
     def _result(self) -> Path:
@@ -137,31 +124,71 @@ class WorkerActor:
             self._process.kill()
 
 
-class CoordinatorActor:
-    """Holds the coordinator of one attempt."""
+class HostActor:
+    """Holds the relay of a machine, through the attempts of a job."""
 
-    def __init__(
-        self,
-        job_id: str,
-        attempt: int,
-        num_processes: int,
-        heartbeat_timeout_s: float,
-        secured: bool,
-    ) -> None:
-        host = load_ray().util.get_node_ip_address()
-        self._coordinator = Coordinator(
-            job_id,
+    def __init__(self) -> None:
+        self._relay: Relay | None = None
+        self._secrets: JobSecrets | None = None
+
+    def pid(self) -> int:
+        """Returns the actor's process id, once the actor is there."""
+        return os.getpid()
+
+    def serve(
+        self, attempt: int, coordinator: str, secrets: JobSecrets, process_ids: Sequence[int]
+    ) -> tuple[str, str]:
+        """Has the relay serve an attempt, for more processes where it does so already.
+
+        Returns its address for that attempt, and the machine's for its peers.
+        """
+        name = str(attempt)
+        if self._relay is not None and self._relay.runs and secrets == self._secrets:
+            address = self._relay.serve(name, coordinator, process_ids)
+        else:
+            self._close_relay()
+            self._relay = spawn_relay(coordinator, secrets, process_ids, name=name)
+            self._secrets = secrets
+            address = self._relay.address
+        return address, address_towards(coordinator)
+
+    def close(self, attempt: int) -> None:
+        """Closes what an attempt has had for itself."""
+        if self._relay is not None:
+            self._relay.end(str(attempt))
+
+    def _close_relay(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+
+
+class CoordinatorActor:
+    """Holds the coordinators of attempts that processes outlive: they share their secrets."""
+
+    def __init__(self, job_id: str, heartbeat_timeout_s: float, secured: bool) -> None:
+        self._job_id = job_id
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._host = load_ray().util.get_node_ip_address()
+        self._secrets = JobSecrets.create([self._host]) if secured else None
+        self._coordinators: dict[int, Coordinator] = {}
+
+    def open(self, attempt: int, num_processes: int) -> tuple[str, JobSecrets | None]:
+        """Starts the coordinator of an attempt; returns its HOST:PORT, and what its callers
+        show.
+        """
+        coordinator = Coordinator(
+            self._job_id,
             attempt,
             num_processes,
-            host=host,
-            heartbeat_timeout_s=heartbeat_timeout_s,
-            secured=secured,
+            host=self._host,
+            heartbeat_timeout_s=self._heartbeat_timeout_s,
+            secrets=self._secrets,
         )
+        self._coordinators[attempt] = coordinator
+        return coordinator.address, self._secrets
 
-    def endpoint(self) -> tuple[str, JobSecrets | None]:
-        """Returns the coordinator's HOST:PORT, and what its callers show."""
-        return self._coordinator.address, self._coordinator.secrets
-
-    def close(self) -> None:
-        """Ends the coordinator."""
-        self._coordinator.close()
+    def close(self, attempt: int) -> None:
+        """Ends the coordinator of an attempt."""
+        if coordinator := self._coordinators.pop(attempt, None):
+            coordinator.close()

@@ -6,9 +6,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
@@ -20,6 +18,7 @@ from holdfast.launch.supervisor.engine import JobResult
 from tests.support.cluster import CollectedOutput
 from tests.support.coordinator_tap import OPEN, Message, messages, tapped
 from tests.support.paths import program
+from tests.support.restartable_jobs import Death, Restartable
 
 POLICY = RestartPolicy(max_failures=3)
 _WRITER = re.compile(r"/checkpoint%2F([0-9a-f]{8})%2F")  # in names of messages
@@ -27,26 +26,8 @@ _USED = ("files", "sockets", "threads", "memory")
 COLD = StandbySettings(wanted=False)
 
 
-class Death(NamedTuple):
-    """Where a process is to die: "join", "restore", "step" or "save", at a step or later."""
-
-    process: int
-    where: str
-    step: int = 0
-
-
-class Trial:
-    """A job of `restartable.py` in a folder, and what its processes noted."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(exist_ok=True)
-
-    def order(self, *groups: Sequence[Death]) -> None:
-        """Has processes die; those of a group at once, after those of the groups before."""
-        for number, deaths in enumerate(groups):
-            for process, where, step in deaths:
-                (self.folder / f"kill-{number:03}-{process}-{where}-{step}").touch()
+class Trial(Restartable):
+    """A job of `restartable.py` in a folder, on this machine."""
 
     def run(
         self,
@@ -70,22 +51,6 @@ class Trial:
         assert result.outcome == "done", (self.output.text, result.reasons)
         assert not list(self.folder.glob("kill-*")), result.reasons
         return result
-
-    def notes(self, what: str) -> list[dict[str, Any]]:
-        """Returns the lines of one kind."""
-        lines = (self.folder / "log").read_text().splitlines()
-        return [note for note in map(json.loads, lines) if note["what"] == what]
-
-    def results(self) -> set[float]:
-        """Returns what training has come to."""
-        return {note["result"] for note in self.notes("ended")}
-
-    def check_steps(self) -> None:
-        """Sees that each attempt begins at the last step that was saved, or later."""
-        saved = [(note["attempt"], note["step"]) for note in self.notes("saved")]
-        for note in self.notes("begins"):
-            before = [step for attempt, step in saved if attempt < note["attempt"]]
-            assert note["step"] >= max(before, default=0)
 
     def check_apart(self) -> None:
         """Sees that no attempt hears of another: by the ids in each message at each coordinator,
@@ -124,12 +89,6 @@ class Trial:
         kept = json.loads((self.folder / "logs" / "status.json").read_text())
         attempts = kept["status"]["launcher"]["attempts"]
         return [(each.get("stayed", 0), each.get("replaced", [])) for each in attempts]
-
-    def lives(self) -> list[int]:
-        """Returns how many processes there were of each number."""
-        notes = self.notes("train")
-        pids = [{note["pid"] for note in notes if note["process"] == each} for each in range(3)]
-        return list(map(len, pids))
 
 
 def _check_ids(message: Message, lives: dict[int, int], writers: dict[str, int]) -> None:

@@ -24,6 +24,8 @@ from tests.support.cluster import run_processes
 from tests.support.jax_program import BIND, JAX_PROGRAM, preempted_at
 from tests.support.paths import program
 
+LOOPBACK = "127.0.0.1"
+
 
 @pytest.fixture(autouse=True)
 def own_folder(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
@@ -34,7 +36,7 @@ def own_folder(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
 @pytest.fixture
 def coordinator(own_folder: None) -> Iterator[Coordinator]:
     """The secured coordinator of a job of four."""
-    found = Coordinator("j", 1, 4, host="127.0.0.1", secured=True)
+    found = Coordinator("j", 1, 4, host=LOOPBACK, secrets=JobSecrets.create([LOOPBACK]))
     yield found
     found.close()
 
@@ -86,7 +88,10 @@ class ProgressWatchOf(ProgressWatch):
 
 def test_a_stranger_gets_nothing() -> None:
     """Neither without certificates nor with those of another job."""
-    own, other = (Coordinator("j", 1, 1, host="127.0.0.1", secured=True) for _ in range(2))
+    own, other = (
+        Coordinator("j", 1, 1, host=LOOPBACK, secrets=JobSecrets.create([LOOPBACK]))
+        for _ in range(2)
+    )
     try:
         for credentials in (Credentials(), other.credentials):
             with (
@@ -130,7 +135,9 @@ def test_another_user_sees_no_secret() -> None:
     """The user nobody reads arguments, environments and temporary folders of coordinator and relay,
     and finds no token, key or PEM.
     """
-    with contextlib.closing(Coordinator("j", 1, 1, host="127.0.0.1", secured=True)) as coordinator:
+    with contextlib.closing(
+        Coordinator("j", 1, 1, host=LOOPBACK, secrets=JobSecrets.create([LOOPBACK]))
+    ) as coordinator:
         _look_for_secrets(coordinator)
 
 

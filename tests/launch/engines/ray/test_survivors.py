@@ -1,0 +1,187 @@
+"""Processes that outlive attempts on a real Ray cluster: who is lost is replaced, with its actor or
+on another node where they are lost too, and the others stay.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.launch import RestartPolicy
+from holdfast.launch import ray as engine
+from holdfast.launch.supervisor.engine import JobResult
+from tests.support.cluster import CollectedOutput
+from tests.support.libraries import need
+from tests.support.paths import program
+from tests.support.ray_fleet import Fleet
+from tests.support.restartable_jobs import Death, Restartable
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(290), pytest.mark.filterwarnings("ignore")]
+if os.environ.get("CI") != "true":
+    need("ray", "make slow-libraries")
+
+ENV = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+POLICY = RestartPolicy(max_failures=3, max_preemptions=3, backoff_s=0.1, startup_timeout_s=60)
+LONG = 600
+"""Steps of a job in which somebody else kills."""
+
+
+@pytest.fixture(scope="module")
+def the_fleet() -> Iterator[Fleet]:
+    fleet = Fleet(__name__)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def fleet(the_fleet: Fleet) -> Fleet:
+    """Room for a process more than the jobs have."""
+    the_fleet.become([{}] * 4)
+    return the_fleet
+
+
+class Trial(Restartable):
+    """A job of `restartable.py` in a folder, on a Ray cluster."""
+
+    def run(self, steps: int, **changes: Any) -> JobResult:
+        """Runs a job of three to its end."""
+        command = [sys.executable, str(program("restartable")), str(self.folder), str(steps)]
+        settings = {"num_processes": 3, "restart": POLICY, "env": ENV} | changes
+        self.output = CollectedOutput()
+        result = engine.run_command(command, engine.JobSpec(**settings), output=self.output)
+        assert result.outcome == "done", (self.output.text, result.job.reasons)
+        return result.job
+
+    def run_with(self, script: Callable[[], None], **changes: Any) -> JobResult:
+        """Runs a job on a thread beside, while `script` kills (Ray adds nodes in the main thread
+        only).
+        """
+        results: list[JobResult] = []
+        thread = threading.Thread(target=lambda: results.append(self.run(LONG, **changes)))
+        thread.start()
+        try:
+            script()
+        finally:
+            thread.join()
+        return results[0]
+
+    def wait_for_step(self, step: int) -> None:
+        """Waits until a step is saved."""
+
+        def is_saved() -> bool:
+            log = self.folder / "log"
+            return log.exists() and any(note["step"] >= step for note in self.notes("saved"))
+
+        Fleet.wait_until(is_saved)
+
+    def pid(self, process: int) -> int:
+        """Returns the process of a number that was started last."""
+        return int(self.latest(process)["pid"])
+
+    def latest(self, process: int) -> dict[str, Any]:
+        return [note for note in self.notes("train") if note["process"] == process][-1]
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], set[float]]:
+    """Returns what so many steps come to where nobody dies."""
+
+    @functools.cache
+    def found(steps: int) -> set[float]:
+        trial = Trial(tmp_path_factory.mktemp(f"undisturbed-{steps}"))
+        trial.run(steps)
+        return trial.results()
+
+    return found
+
+
+DEATHS = {
+    "one": ([Death(1, "step", 11)],),
+    "another, then process 0": ([Death(1, "step", 11)], [Death(0, "save", 30)]),
+    "two at once": ([Death(0, "step", 11), Death(1, "step", 11)],),
+    "the replacement as it joins": ([Death(1, "step", 11)], [Death(1, "join")]),
+}
+
+
+@pytest.mark.parametrize("who", DEATHS)
+@pytest.mark.parametrize("insecure", [False, True], ids=["closed", "open"])
+def test_who_dies_is_replaced_and_the_others_stay(
+    who: str, insecure: bool, fleet: Fleet, tmp_path: Path, undisturbed: Callable[[int], set[float]]
+) -> None:
+    """In its actor. The end is that of a job in which nobody died, and no saved step is lost."""
+    trial = Trial(tmp_path / "job")
+    trial.order(*DEATHS[who])
+    result = trial.run(60, insecure=insecure)
+    assert not list(trial.folder.glob("kill-*")), result.reasons
+    assert trial.results() == undisturbed(60)
+    assert trial.lives()[2] == 1, (result.reasons, trial.output.text)
+    trial.check_steps()
+    assert result.outlived == result.attempts - 1
+    assert sum(vars(result.goodput).values()) == pytest.approx(result.elapsed_s, rel=0.01)
+    assert result.goodput.rejoining_s > 0
+
+
+def test_with_its_actor_a_process_is_replaced_on_its_node(
+    fleet: Fleet, tmp_path: Path, undisturbed: Callable[[int], set[float]]
+) -> None:
+    """SIGKILL of an actor ends its process; both are made anew, and the others stay."""
+    trial = Trial(tmp_path / "job")
+
+    def kill() -> None:
+        trial.wait_for_step(100)
+        subreaper = parent(trial.pid(1))
+        os.kill(parent(subreaper), signal.SIGKILL)
+
+    result = trial.run_with(kill)
+    assert trial.results() == undisturbed(LONG)
+    assert trial.lives() == [1, 2, 1], (result.reasons, trial.output.text)
+    trial.check_steps()
+
+
+@pytest.mark.parametrize("process", [1, 0])
+def test_with_its_node_a_process_is_replaced_on_another(
+    process: int, fleet: Fleet, tmp_path: Path, undisturbed: Callable[[int], set[float]]
+) -> None:
+    """A node that vanishes with its process: the process begins on the spare node, and the others
+    stay.
+    """
+    trial = Trial(tmp_path / "job")
+
+    def lose() -> None:
+        trial.wait_for_step(100)
+        fleet.remove(fleet.node_of(trial.pid(process)))
+
+    result = trial.run_with(lose)
+    assert trial.results() == undisturbed(LONG)
+    expected = [1, 1, 1]
+    expected[process] = 2
+    assert trial.lives() == expected, (result.reasons, trial.output.text)
+    trial.check_steps()
+
+
+def test_without_room_the_job_goes_on_smaller(fleet: Fleet, tmp_path: Path) -> None:
+    """No spare node: all begin again as two, and the launcher says what was missing."""
+    fleet.become([{}] * 3)
+    trial = Trial(tmp_path / "job")
+
+    def lose() -> None:
+        trial.wait_for_step(100)
+        fleet.remove(fleet.node_of(trial.pid(2)))
+
+    result = trial.run_with(lose, min_processes=2)
+    why = "process 2 cannot be replaced: room for 0 of 1 processes"
+    assert any(why in reason for reason in result.reasons), result.reasons
+    assert {note["attempt"] for note in trial.notes("ended")} == {result.attempts}
+    trial.check_steps()
