@@ -45,10 +45,10 @@ from holdfast.checkpoint.local_tier.inventory import FoundStep, Inventory, livin
 from holdfast.checkpoint.local_tier.part_copier import copy_file
 from holdfast.checkpoint.local_tier.parts import LocalKey, PartSummary
 from holdfast.checkpoint.local_tier.peer_storage import PeerStorage
-from holdfast.checkpoint.peers.part_server import PartServer
-from holdfast.checkpoint.peers.peer_connection import PeerConnection, Peers
 from holdfast.checkpoint.steps.lineage import Branch
 from holdfast.checkpoint.storage.threads import run_side_by_side
+from holdfast.multihost.peers.part_server import PartServer
+from holdfast.multihost.peers.peer_connection import PeerConnection, Peers
 
 LEAF_BYTES = 16 << 20
 SECRET = b"s" * 32

@@ -136,7 +136,7 @@ def restore(endpoint: str, rows: int, index: int, port: int, way: str) -> None:
 
 def relay_peers() -> subprocess.Popen[str]:
     """Has all bytes between this process and its peers go through a process that can be stopped."""
-    from holdfast.checkpoint.peers import part_server, peer_connection
+    from holdfast.multihost.peers import part_server, peer_connection
 
     relay = subprocess.Popen(
         [sys.executable, __file__, "--relay"],

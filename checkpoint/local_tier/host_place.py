@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Self
 
 from holdfast.multihost.group.runtime import tls_files
+from holdfast.multihost.peers.peer_tls import PeerTls
 
 from ..options import Local
-from ..peers.peer_tls import PeerTls
 from ..steps.lineage import Lineage, NoLineage
 from ..steps.opening import OpenRoot
 from .host_folder import HostFolder, HostStorage, RunFolder

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from holdfast.multihost import Group, current_spec
 from holdfast.multihost.group.runtime import host_address
+from holdfast.multihost.peers.part_server import PartServer
+from holdfast.multihost.peers.peer_tls import PeerTls
 
 from ..agreement.exchange import ask_primary, exchange
 from ..agreement.messages import Message
 from ..errors import CheckpointError, error_text
 from ..memory.host import boot_id
 from ..options import Local
-from ..peers.part_server import PartServer
-from ..peers.peer_tls import PeerTls
 from ..storage.local import make_folders, sync_folder
 from .host_folder import create_own_file
 from .placement import Member, copied_by, place_copies

@@ -8,12 +8,13 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+from holdfast.multihost.peers.peer_connection import PeerConnection, PeerFailed
+
 from ..agreement.save_protocol import PartGivenUp
 from ..errors import SaveFailed
 from ..format.item_report import FileReport
 from ..memory.write_behind import WriteBehind
 from ..options import Local
-from ..peers.peer_connection import PeerConnection, PeerFailed
 from ..restoring.reader import ItemReader
 from ..saving.stager import OneSave
 from ..storage.base import Entry

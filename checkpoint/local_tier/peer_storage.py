@@ -7,7 +7,8 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from ..peers.peer_connection import Peers
+from holdfast.multihost.peers.peer_connection import Peers
+
 from ..storage.base import Entry
 from ..storage.local import LocalStorage
 from ..storage.path import join

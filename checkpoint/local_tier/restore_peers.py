@@ -12,13 +12,13 @@ from typing import Self
 
 from holdfast.multihost import Group
 from holdfast.multihost.group.runtime import tls_files
+from holdfast.multihost.peers.part_server import PartServer
+from holdfast.multihost.peers.peer_connection import PeerLate, Peers
+from holdfast.multihost.peers.peer_tls import PeerTls
 
 from ..agreement.restore_verdict import RestoreAgreement
 from ..errors import CheckpointError, error_text
 from ..memory.host import boot_id
-from ..peers.part_server import PartServer
-from ..peers.peer_connection import PeerLate, Peers
-from ..peers.peer_tls import PeerTls
 from ..restoring.restore import RestoreOptions
 from ..restoring.sharing import (
     SILENT_S,

@@ -7,13 +7,14 @@ import contextlib
 import zlib
 from collections.abc import Iterator
 
+from holdfast.multihost.peers.peer_connection import PeerConnection, Peers
+
 from ..agreement.exchange import ask_primary
 from ..agreement.group_record import MESSAGE_BYTES
 from ..errors import CheckpointError, Corrupt, error_text
 from ..format.limits import RECORD_LIMIT_BYTES
 from ..format.record import parse_record
 from ..layouts.holdfast import HoldfastCheckpoint
-from ..peers.peer_connection import PeerConnection, Peers
 from .host_place import HostPlace
 from .inventory import FoundStep, record_of
 from .parts import Part, StepHead

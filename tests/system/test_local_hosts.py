@@ -19,7 +19,7 @@ import pytest
 
 from holdfast.checkpoint.local_tier.local_steps import LocalSteps
 from holdfast.checkpoint.local_tier.placement import Member, group_hosts
-from holdfast.checkpoint.peers.part_server import (
+from holdfast.multihost.peers.part_server import (
     ABSENT,
     ANSWER,
     REQUEST,
@@ -27,7 +27,7 @@ from holdfast.checkpoint.peers.part_server import (
     PartServer,
     receive_bytes,
 )
-from holdfast.checkpoint.peers.peer_connection import PeerConnection
+from holdfast.multihost.peers.peer_connection import PeerConnection
 from tests.support.host_jobs import (
     HostJob,
     Hosts,
@@ -48,7 +48,7 @@ slow = pytest.mark.slow
 COMMIT = "checkpoint.saving.commit"
 COPIER = "checkpoint.local_tier.part_copier"
 FOLDER = "checkpoint.local_tier.host_folder"
-SERVER = "checkpoint.peers.part_server"
+SERVER = "multihost.peers.part_server"
 WAITS = True  # a request for the text of a part, which may wait for it
 READS = False
 LARGE = 70_000  # columns: a process of two has 8 MB to send

@@ -17,8 +17,10 @@ from holdfast.checkpoint import Corrupt
 from holdfast.checkpoint.format.item_report import FileReport
 from holdfast.checkpoint.format.record import ItemRecord
 from holdfast.checkpoint.local_tier.peer_storage import PeerStorage
-from holdfast.checkpoint.peers import part_server
-from holdfast.checkpoint.peers.part_server import (
+from holdfast.checkpoint.restoring.reader import ItemReader
+from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.multihost.peers import part_server
+from holdfast.multihost.peers.part_server import (
     ANSWER,
     MAGIC,
     NONCE_BYTES,
@@ -28,10 +30,8 @@ from holdfast.checkpoint.peers.part_server import (
     proof,
     receive_bytes,
 )
-from holdfast.checkpoint.peers.peer_connection import PeerConnection, PeerFailed, Peers
-from holdfast.checkpoint.restoring.reader import ItemReader
-from holdfast.checkpoint.storage.local import LocalStorage
-from tests.checkpoint.peers.test_part_server import BYTES, FILE, KEY, SECRET, make_part
+from holdfast.multihost.peers.peer_connection import PeerConnection, PeerFailed, Peers
+from tests.multihost.peers.test_part_server import BYTES, FILE, KEY, SECRET, make_part
 
 
 @contextmanager

@@ -23,10 +23,10 @@ from holdfast.checkpoint.local_tier.inventory import Inventory, living_steps
 from holdfast.checkpoint.local_tier.local_steps import LocalSteps
 from holdfast.checkpoint.local_tier.meeting import Meeting, Peer
 from holdfast.checkpoint.local_tier.part_copier import PartCopier
-from holdfast.checkpoint.peers.peer_connection import PeerFailed
 from holdfast.checkpoint.saving.stager import JsonValue, OneSave
 from holdfast.checkpoint.steps.lineage import read_branches, run_of
 from holdfast.checkpoint.storage.base import Storage
+from holdfast.multihost.peers.peer_connection import PeerFailed
 from tests.model.promise import Broken
 
 from .programs import OPTIONS, Manager, told_of

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 from joined import count, index, root
 
 from holdfast.checkpoint import CheckpointManager, Corrupt, Options
-from holdfast.checkpoint.peers.peer_connection import PeerConnection
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import default_group
+from holdfast.multihost.peers.peer_connection import PeerConnection
 
 mesh = Mesh(np.array(jax.devices()).reshape(2, count // 2), ("data", "model"))
 sharding = NamedSharding(mesh, P("model"))

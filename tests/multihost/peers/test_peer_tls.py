@@ -16,11 +16,11 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from holdfast.checkpoint.peers import part_server
-from holdfast.checkpoint.peers.part_server import MAGIC, PartServer
-from holdfast.checkpoint.peers.peer_connection import PeerConnection, PeerFailed
-from holdfast.checkpoint.peers.peer_tls import BadTlsFiles, PeerTls
-from tests.checkpoint.peers.test_part_server import FILE, KEY, SECRET, make_part
+from holdfast.multihost.peers import part_server
+from holdfast.multihost.peers.part_server import MAGIC, PartServer
+from holdfast.multihost.peers.peer_connection import PeerConnection, PeerFailed
+from holdfast.multihost.peers.peer_tls import BadTlsFiles, PeerTls
+from tests.multihost.peers.test_part_server import FILE, KEY, SECRET, make_part
 from tests.support.tls import STRANGERS, Authority, Pems, Stranger, dial
 
 BYTES = b"0123456789abcdef" * 200_000

@@ -17,6 +17,7 @@ has connected, and connects again where a connection that it kept is closed.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import hmac
 import logging
@@ -33,7 +34,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from ..storage.threads import start_thread
 from .peer_tls import BadTlsFiles, PeerTls
 
 _log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class PartServer:
         self._counts = {"connections": 0, "refused": 0, "served_bytes": 0}
         port = self._listener.getsockname()[1]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        start_thread(self._accept)
+        _thread.start_new_thread(self._accept, ())  # in one operation: Ctrl-C may come
 
     # --- what it serves
 
@@ -201,7 +201,7 @@ class PartServer:
                 self._counts["connections"] += 1
                 self._connections.add(connection)
             try:
-                start_thread(self._serve, connection)
+                _thread.start_new_thread(self._serve, (connection,))
             except (
                 RuntimeError
             ) as error:  # a limit of processes: others end, and the peer asks again

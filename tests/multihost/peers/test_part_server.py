@@ -18,8 +18,8 @@ import pytest
 
 from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.local_tier.parts import LocalKey, Part, StepHead
-from holdfast.checkpoint.peers import part_server
-from holdfast.checkpoint.peers.part_server import (
+from holdfast.multihost.peers import part_server
+from holdfast.multihost.peers.part_server import (
     ABSENT,
     ANSWER,
     MAGIC,
@@ -30,7 +30,7 @@ from holdfast.checkpoint.peers.part_server import (
     proof,
     receive_bytes,
 )
-from holdfast.checkpoint.peers.peer_connection import PeerConnection, PeerFailed, PeerLate
+from holdfast.multihost.peers.peer_connection import PeerConnection, PeerFailed, PeerLate
 
 SECRET = b"s" * 32
 KEY = LocalKey(7, 1, "0000000100000001", 2)
@@ -122,7 +122,7 @@ def test_memory_is_served_and_what_is_not_there_yet_is_said(server: PartServer) 
 
 STOPPED = """
 import socket, sys
-from holdfast.checkpoint.peers.part_server import receive_bytes
+from holdfast.multihost.peers.part_server import receive_bytes
 connection = socket.socket(fileno=int(sys.argv[1]))
 print("waits", flush=True)
 print(receive_bytes(connection, 3, 1.0), flush=True)

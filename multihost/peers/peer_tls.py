@@ -16,8 +16,6 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import error_text
-
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -101,6 +99,6 @@ class PeerTls:
             f" {self.ca}"
         )
         return BadTlsFiles(
-            f"{files}: {error_text(error)}; expected one that is valid now, for servers and for"
-            " clients"
+            f"{files}: {type(error).__name__}: {error}; expected one that is valid now, for servers"
+            " and for clients"
         )

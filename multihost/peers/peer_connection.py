@@ -17,7 +17,6 @@ from typing import Self
 
 from holdfast.coordination.address import connect
 
-from ..format.limits import RECORD_LIMIT_BYTES
 from .part_server import (
     ABSENT,
     ANSWER,
@@ -35,6 +34,7 @@ from .part_server import (
 from .peer_tls import PeerTls
 
 CONNECT_S = 10.0
+TEXT_LIMIT_BYTES = 256 << 20  # of a part: as a checkpoint's record
 
 
 class PeerFailed(OSError):
@@ -107,7 +107,7 @@ class PeerConnection:
         self._end = time.monotonic() + timeout_s
         with self._errors(f"give {name}"):
             wait_s = timeout_s - 0.5 * min(1.0, timeout_s)
-            return self._receive(self._ask(name, 0, RECORD_LIMIT_BYTES, wait_s))
+            return self._receive(self._ask(name, 0, TEXT_LIMIT_BYTES, wait_s))
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview], timeout_s: float) -> int:
         """Fills the buffers with bytes of a file; returns how many there were, fewer only at its
