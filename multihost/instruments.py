@@ -131,3 +131,33 @@ def _open_telemetry() -> Any:
         return importlib.import_module("opentelemetry.trace")
     except ImportError:
         return None
+
+
+class Compilations:
+    """Counts what jax compiles in this process, or loads because a run before has compiled it."""
+
+    def __init__(self) -> None:
+        self._programs = 0
+        self._loaded = 0
+        self._seconds = 0.0
+        jax.monitoring.register_event_listener(self._note)
+        jax.monitoring.register_event_duration_secs_listener(self._note_seconds)
+
+    def statistics(self) -> dict[str, float]:
+        """Returns the programs that were compiled and loaded, and the seconds of both."""
+        return {
+            "compiled": self._programs - self._loaded,
+            "loaded": self._loaded,
+            "compile_s": round(self._seconds, 3),
+        }
+
+    def _note(self, event: str, **_: str | int) -> None:
+        self._loaded += event == "/jax/compilation_cache/cache_hits"
+
+    def _note_seconds(self, event: str, duration_secs: float, **_: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            self._programs += 1
+            self._seconds += duration_secs
+
+
+compilations = Compilations()

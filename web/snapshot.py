@@ -157,6 +157,9 @@ def _row(
         "checkpoint_peak_bytes": values.get("checkpoint_peak_bytes"),
         "blocked_s": values.get("save_blocked_s"),
         "waited_s": values.get("save_waited_s"),
+        "compiled": values.get("compiled"),
+        "loaded": values.get("loaded"),
+        "compile_s": values.get("compile_s"),
         "note": task.error or progress.trouble,
     }
 

@@ -12,6 +12,7 @@ GOODPUT_PARTS = {
     "waiting_s": "waiting for machines",
     "starting_s": "starting",
     "rejoining_s": "joining again",
+    "compiling_s": "compiling",
     "restoring_s": "restoring",
     "saving_s": "blocked in saves",
     "redoing_s": "steps done again",

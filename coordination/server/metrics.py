@@ -70,6 +70,9 @@ _BY_PROCESS: Sequence[tuple[str, str, Callable[[_Task], float | None]]] = (
         "How long saves have waited for arrays that steps had yet to compute, in all",
         _reported("save_waited_s"),
     ),
+    ("programs_compiled", "Programs that jax has compiled", _reported("compiled")),
+    ("programs_loaded", "Programs compiled before that jax has loaded", _reported("loaded")),
+    ("compile_seconds", "How long both took, in all", _reported("compile_s")),
     (
         "saves_missed",
         "Saves in a row that failed while the program went on",

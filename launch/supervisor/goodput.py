@@ -25,9 +25,10 @@ class Goodput:
     """
 
     waiting_s: float = 0.0  # for machines
-    # starting processes, joining, compiling: all until the first step
+    # starting processes, joining, tracing: all until the first step
     starting_s: float = 0.0
     rejoining_s: float = 0.0  # likewise, in attempts that processes have outlived
+    compiling_s: float = 0.0  # or loading what was compiled before; later programs too
     restoring_s: float = 0.0
     stepping_s: float = 0.0
     saving_s: float = 0.0  # in which the trainer was blocked in `save`
@@ -87,6 +88,7 @@ class GoodputMeter:
         self._beginning = "starting_s"  # the part that this attempt begins with
         self._restored_s = 0.0  # as reported in this attempt
         self._blocked_s = 0.0  # likewise
+        self._compiled_s = 0.0  # likewise
         self._seconds = dict.fromkeys((each.name for each in fields(Goodput)), 0.0)
 
     def observe(self, job: Job, event: object, now: float) -> None:
@@ -121,15 +123,18 @@ class GoodputMeter:
         self._step = -1
         self._restored_s = 0.0
         self._blocked_s = 0.0
+        self._compiled_s = 0.0
 
     def _take(self, event: Progressed) -> None:
         """Takes what the processes report."""
         self._move(self._beginning, "restoring_s", event.restored_s - self._restored_s)
-        blocked_s = self._move(self._part, "saving_s", event.blocked_s - self._blocked_s)
-        # A process that saves makes no step, and hangs no more for that.
-        self._since_step_s = max(0.0, self._since_step_s - blocked_s)
+        moved_s = self._move(self._part, "saving_s", event.blocked_s - self._blocked_s)
+        moved_s += self._move(self._part, "compiling_s", event.compiled_s - self._compiled_s)
+        # A process that saves or compiles makes no step, and hangs no more for that.
+        self._since_step_s = max(0.0, self._since_step_s - moved_s)
         self._restored_s = event.restored_s
         self._blocked_s = event.blocked_s
+        self._compiled_s = event.compiled_s
         if event.step > self._step:
             if self._step >= 0:
                 self._settle(event.step - self._step)

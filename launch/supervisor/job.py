@@ -242,6 +242,7 @@ class Progressed:
     saves: Mapping[int, SavePosition] = field(default_factory=dict)  # of our clients' processes
     restored_s: float = 0.0  # spent in restores, by the process that spent most
     blocked_s: float = 0.0  # spent blocked in saves, likewise
+    compiled_s: float = 0.0  # spent in compilations, likewise
     leaving: frozenset[int] = frozenset()  # processes in `multihost.shutdown()`
     restartable: frozenset[int] = frozenset()  # processes in `multihost.run_restartable()`
 

@@ -79,6 +79,7 @@ class ProcessReport:
     done: bool
     restored_s: float
     blocked_s: float
+    compiled_s: float
     for_devices_s: float  # a save has waited for them
     raised: str  # the exception that has left its main thread
 
@@ -100,6 +101,7 @@ class ProcessReport:
             done=bool(values.get("done")),
             restored_s=values.get("restore_s", 0.0),
             blocked_s=values.get("save_blocked_s", 0.0),
+            compiled_s=values.get("compile_s", 0.0),
             for_devices_s=values.get("for_devices_s", 0.0),
             raised=raised_by(task),
         )
@@ -412,6 +414,7 @@ class ProgressWatch:
             saves=dict(self._saves),
             restored_s=max((each.restored_s for each in reported), default=0.0),
             blocked_s=max((each.blocked_s for each in reported), default=0.0),
+            compiled_s=max((each.compiled_s for each in reported), default=0.0),
             leaving=frozenset(each.process for each in reported if each.leaving),
             restartable=self._restartable(),
         )

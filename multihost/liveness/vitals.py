@@ -32,6 +32,7 @@ from holdfast.coordination.vitals import (
     vitals_file,
 )
 
+from ..instruments import compilations
 from ..job import current_job
 
 _REPORT_INTERVAL_S = 2.0
@@ -55,6 +56,7 @@ class Vitals:
         self._closed = threading.Event()
         self._due = threading.Event()  # a report, before its interval is over
         self._process_id = process_id
+        self._before = compilations.statistics()  # in an attempt that this process has outlived
         self._looker = threading.Thread(target=self._look, name="holdfast-vitals", daemon=True)
         self._reporter = threading.Thread(
             target=self._report, name="holdfast-vitals-report", daemon=True
@@ -81,7 +83,7 @@ class Vitals:
         """Returns the step, the resident memory, and the share of time in which it waits.
 
         That is: in which the main thread waits for devices or for others; and for how long a save
-        has waited for devices.
+        has waited for devices, and what was compiled in this attempt.
         """
         since_s = self._for_devices_s
         return {
@@ -90,6 +92,10 @@ class Vitals:
             "asks_preemption": self._asks_preemption,
             "memory_bytes": _memory_bytes(),
             "waiting_share": round(self._waiting_share, 3),
+            **{
+                name: number - self._before[name]
+                for name, number in compilations.statistics().items()
+            },
         }
 
     def close(self) -> None:

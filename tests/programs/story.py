@@ -37,6 +37,7 @@ _GOODPUT_PARTS = {
     "waiting for machines": "waiting_s",
     "starting": "starting_s",
     "joining again": "rejoining_s",
+    "compiling": "compiling_s",
     "restoring": "restoring_s",
     "blocked in saves": "saving_s",
     "steps done again": "redoing_s",

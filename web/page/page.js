@@ -327,6 +327,7 @@ function drawProcess() {
     saved: tell(process.saved_step, (step) => `step ${step}`),
     "blocked by saves": tell(process.blocked_s, (seconds) => span(seconds)),
     "saves waited for steps": tell(process.waited_s, (seconds) => span(seconds)),
+    compiled: tell(process.compiled, (programs) => `${programs} programs, and ${process.loaded} loaded, in ${span(process.compile_s)}`),
     waiting: tell(process.waiting, (share) => `${Math.round(share * 100)} % of its time, for the others`),
     memory: tell(process.memory_bytes, (bytes) => `${(bytes / 2 ** 30).toFixed(2)} GiB`),
   };

@@ -53,6 +53,9 @@ VALUES = {
     "save_blocked_s": 1.5,
     "save_waited_s": 0.5,
     "saves_missed": 2,
+    "compiled": 3,
+    "loaded": 4,
+    "compile_s": 5.5,
 }
 FULL = session_pb2.ReportRequest(step=7, saved_step=5, values=VALUES, trouble="disk full")
 
@@ -105,6 +108,9 @@ def test_every_figure_is_the_statuss() -> None:
         'holdfast_save_blocked_seconds{process="0"} 1.5',
         'holdfast_save_waited_seconds{process="0"} 0.5',
         'holdfast_saves_missed{process="0"} 2.0',
+        'holdfast_programs_compiled{process="0"} 3.0',
+        'holdfast_programs_loaded{process="0"} 4.0',
+        'holdfast_compile_seconds{process="0"} 5.5',
         "holdfast_step_age_seconds 2.5",
         "holdfast_processes_in_trouble 1.0",
         "holdfast_processes_missing 1.0",

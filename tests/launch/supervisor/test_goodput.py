@@ -61,8 +61,8 @@ def test_a_run_with_one_failure_is_accounted_for() -> None:
     account = Account()
     account.at(0, Start())
     account.at(2, Reserved(1, 1))
-    account.at(10, Progressed(1, 0))  # 10 s of starting
-    account.at(40, Progressed(1, 30, blocked_s=5.0))  # 25 s of steps, 5 s blocked in saves
+    account.at(10, Progressed(1, 0, compiled_s=4.0))  # 6 s of starting, 4 s of compiling
+    account.at(40, Progressed(1, 30, blocked_s=5.0, compiled_s=6.0))  # 23 s of steps, 5 s blocked
     account.at(44, Exited(1, 0, 1))  # 4 s more of steps
     account.at(45, Tick())  # 1 s of back-off
     account.at(46, Reserved(2, 1))
@@ -73,14 +73,15 @@ def test_a_run_with_one_failure_is_accounted_for() -> None:
     account.at(65, Progressed(2, 31, restored_s=3.0))  # so was the one from 30 to 31 begun
     account.at(70, Exited(2, 0, 0))  # 5 s of new steps
     assert account.goodput == Goodput(
-        starting_s=17.0,
+        starting_s=13.0,
+        compiling_s=6.0,
         restoring_s=3.0,
-        stepping_s=34.0,
+        stepping_s=32.0,
         saving_s=5.0,
         redoing_s=10.0,
         ending_s=1.0,
     )
-    assert account.goodput.total_s == 70.0 and account.goodput.fraction == 34 / 70
+    assert account.goodput.total_s == 70.0 and account.goodput.fraction == 32 / 70
 
 
 def test_joining_again_is_no_start() -> None:
@@ -189,6 +190,7 @@ def test_the_parts_sum_to_the_wall_clock(seed: int) -> None:
             lots.randint(-1, 90),
             restored_s=lots.uniform(0, 99),
             blocked_s=lots.uniform(0, 99),
+            compiled_s=lots.uniform(0, 99),
         )
         account.at(
             account.now + lots.uniform(0, 5),
