@@ -1,12 +1,23 @@
-"""Which file system a folder is on, by the kernel's table of mounts."""
+"""Which machine this is, and which file system a folder is on, by the kernel's table of mounts."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 MOUNTINFO = Path("/proc/self/mountinfo")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    """Returns what tells this machine, since it was started, from others."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:  # no Linux
+        return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:32]
 
 
 class Mount(NamedTuple):

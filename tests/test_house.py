@@ -241,10 +241,10 @@ TESTED_ELSEWHERE = {
         for name in ("checkpointer", "options", "results")
     },
     "compat/orbax/trees/nested.py": "tests/compat/orbax/test_same.py",
+    "multihost/compiled/view.py": "tests/multihost/compiled/test_travel.py",
     "multihost/group/peers.py": "tests/multihost/liveness/test_health.py",
     "coordination/client/fork.py": "tests/system/test_forks.py",
     "coordination/names.py": "tests/coordination/client/test_answers.py",
-    "coordination/mounts.py": "tests/checkpoint/steps/test_file_lock.py",
     "coordination/vitals.py": "tests/multihost/liveness/test_vitals.py",
     "coordination/server/main.py": "tests/coordination/process/test_spawn.py",
     "coordination/process/relayed_session.py": "tests/coordination/process/test_relay.py",

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from holdfast.coordination.mounts import boot_id
 from holdfast.multihost import Group
 from holdfast.multihost.group.runtime import current_spec
 
 from ..memory.budget import Sharers, note_sharers
-from ..memory.host import boot_id, cgroup_numbers
+from ..memory.host import cgroup_numbers
 from .exchange import exchange
 from .messages import Message
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from holdfast.coordination.mounts import boot_id
 from holdfast.multihost import Group, current_spec
 from holdfast.multihost.group.runtime import host_address
 from holdfast.multihost.peers.part_server import PartServer
@@ -19,7 +20,6 @@ from holdfast.multihost.peers.peer_tls import PeerTls
 from ..agreement.exchange import ask_primary, exchange
 from ..agreement.messages import Message
 from ..errors import CheckpointError, error_text
-from ..memory.host import boot_id
 from ..options import Local
 from ..storage.local import make_folders, sync_folder
 from .host_folder import create_own_file

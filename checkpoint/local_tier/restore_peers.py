@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Self
 
+from holdfast.coordination.mounts import boot_id
 from holdfast.multihost import Group
 from holdfast.multihost.group.runtime import tls_files
 from holdfast.multihost.peers.part_server import PartServer
@@ -18,7 +19,6 @@ from holdfast.multihost.peers.peer_tls import PeerTls
 
 from ..agreement.restore_verdict import RestoreAgreement
 from ..errors import CheckpointError, error_text
-from ..memory.host import boot_id
 from ..restoring.restore import RestoreOptions
 from ..restoring.sharing import (
     SILENT_S,

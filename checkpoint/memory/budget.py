@@ -12,7 +12,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from .host import boot_id, cgroup_numbers, look_at_memory
+from holdfast.coordination.mounts import boot_id
+
+from .host import cgroup_numbers, look_at_memory
 from .levels import UNLIMITED_BYTES, MemoryLevel
 from .need import SeenLevel
 from .pool import POOL

@@ -1,25 +1,13 @@
-"""Reads which machine this is, and what bounds this process's memory there: a thin shell around
-`levels`.
-"""
+"""Reads what bounds this process's memory on its machine: a thin shell around `levels`."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 
 from .levels import MemoryLevel, find_cgroup_folders, find_levels
 
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _READ_BYTES = 16 << 10
-
-
-def boot_id() -> str:
-    """Returns what tells this machine, since it was started, from others."""
-    text = _read(BOOT_ID)
-    if text is None:  # no Linux
-        return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:32]
-    return text.strip()
 
 
 def look_at_memory() -> list[MemoryLevel]:

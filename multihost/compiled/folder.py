@@ -14,6 +14,7 @@ import importlib
 import logging
 import os
 import platform
+import shutil
 import threading
 import time
 import zlib
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 from jaxlib.version import __version__ as jaxlib_version
 
 from holdfast.coordination import CoordinationError
@@ -30,7 +32,8 @@ from holdfast.coordination.mounts import mount_of
 from holdfast.coordination.names import on_the_wire
 from holdfast.coordination.process.job_folder import user_folder
 
-from ..spec import COMPILE_CACHE, OFF
+from ..spec import COMPILE_CACHE as COMPILE_CACHE
+from ..spec import OFF as OFF
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +48,9 @@ _KEEP_ALL = {
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
 ENTRIES = "*-cache"  # as jax names them
+VIEW = "view-"  # begins the names of folders of processes: see view.py
 INDEX = "index"  # of entries that were found whole: digest, bytes and name of each
+_XLA_CACHES = "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"
 _AUTOTUNED = "xla_gpu_per_fusion_autotune_cache_dir/*"  # XLA's, put there by jax
 _NETWORK = {"9p", "beegfs", "ceph", "cifs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "wekafs"}
 _PROCESSOR = {"model name", "flags", "Features", "CPU implementer", "CPU architecture", "CPU part"}
@@ -72,19 +77,39 @@ def keep_compiled(folder: str | Path | None = None, *, max_bytes: int = MAX_BYTE
     config: Any = jax.config  # jax does not type it
     try:
         path = folder_of(environment)
-        if path is None or config.jax_compilation_cache_dir not in (None, str(path)):
+        if path is None or not _may_set(config.jax_compilation_cache_dir, path):
             return None
         make_private(path)
     except (OSError, CoordinationError) as error:
         _log.warning("%s", why_off(error))
-        config.update("jax_compilation_cache_dir", None)
+        show_to_jax(None)
         return None
-    config.update("jax_compilation_cache_dir", str(path))
+    show_to_jax(path)
     for variable, value in _KEEP_ALL.items():
         if variable not in os.environ:
             config.update(variable.lower(), int(value))
     _tend_beside(path, max_bytes)
     return path
+
+
+def _may_set(current: str | None, path: Path) -> bool:
+    """Says whether jax's folder is nobody's, or is this one, or a view of it."""
+    return current is None or path in (Path(current), Path(current).parent)
+
+
+def show_to_jax(path: Path | None, *, is_view: bool = False) -> None:
+    """Has jax look for entries in a folder, and write them there, from now on; None for nowhere.
+
+    Beside a view XLA keeps no results of its autotuner: they would go with the view, and before
+    jax 0.12 the path of theirs is a part of every key.
+    """
+    config: Any = jax.config  # jax does not type it
+    if is_view and _XLA_CACHES not in os.environ:
+        config.update(_XLA_CACHES.lower(), "none")
+    folder = None if path is None else str(path)
+    if config.jax_compilation_cache_dir != folder:
+        config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()  # it keeps the folder that it first looked into
 
 
 def keeping_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -184,6 +209,18 @@ def tend(folder: Path, max_bytes: int = MAX_BYTES) -> None:
     with contextlib.suppress(OSError), _locked(folder):
         _trim(folder.parent, max_bytes)
         seal(folder)
+        for view in folder.glob(f"{VIEW}*"):
+            _end_left(view, folder)
+
+
+def _end_left(view: Path, folder: Path) -> None:
+    """Moves over what a process that was killed has left in its view."""
+    with contextlib.suppress(OSError):
+        is_new = time.time() - view.lstat().st_mtime < TORN_AFTER_S  # its process may yet lock it
+        if not is_new:
+            with _locked(view):
+                merge(view, folder)
+                shutil.rmtree(view)
 
 
 def _trim(root: Path, max_bytes: int) -> None:
@@ -247,6 +284,17 @@ def seal(folder: Path) -> list[Entry]:
                 path.unlink()
     note_sealed(folder, found)
     return found
+
+
+def merge(view: Path, folder: Path) -> list[Entry]:
+    """Moves what is new and whole in a view to the folder of the host, and returns that."""
+    new = []
+    for entry in seal(view):
+        with contextlib.suppress(FileExistsError):
+            os.link(view / entry.name, folder / entry.name)
+            new.append(entry)
+    note_sealed(folder, new)
+    return new
 
 
 def note_sealed(folder: Path, entries: Iterable[Entry]) -> None:

@@ -20,7 +20,6 @@ from jax._src import compilation_cache, compiler, distributed, xla_bridge
 
 from holdfast.coordination.client.fork import keep_for_ever
 
-from ..compiled.folder import keep_compiled
 from ..errors import StartupFailed
 from ..group.group_client import Deadline
 from ..spec import ProcessSpec
@@ -67,7 +66,6 @@ def start_jax(
     configure: Any = jax.config.update  # jax does not type it
     configure("jax_enable_preemption_service", False)
     spec.bypass_proxies(os.environ, route.address)
-    keep_compiled()
     _keep_what_each_compiles()
     jax.distributed.initialize(
         route.address,

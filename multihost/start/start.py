@@ -33,7 +33,10 @@ from holdfast.coordination.diagnosis.summary import counted
 from holdfast.coordination.names import RAISED_FOLDER
 from holdfast.coordination.vitals import ENDS_WITH, fill_standard_streams
 
+from ..compiled.folder import keep_compiled
+from ..compiled.travel import TravellingPrograms
 from ..errors import StartupFailed, StartupTimeout
+from ..group.group import default_group
 from ..group.group_client import Deadline, forget_group_client, group_client_of
 from ..group.ids import forget_ids, initialize_ids
 from ..instruments import Phase
@@ -93,6 +96,9 @@ class Membership:
         end_jax()
         if self.relay is not None:
             self.relay.close()
+        programs = current_job().take(TravellingPrograms)
+        if programs is not None:
+            programs.close()
         stop_vitals()
         unmark_children()
         leave_place(current_job())
@@ -272,8 +278,13 @@ def _join(
     lost = ended_by_loss(group_client, spec, credentials, deadline)
     with lost, _own_name_resolves(spec):
         route = _route_for_jax(member, spec, credentials)
+        folder = keep_compiled()
         start_jax(spec, route, discovered.devices, deadline, shutdown_timeout_s=timeouts.shutdown_s)
         initialize_ids(client=client, timeout_s=deadline.remaining_s())
+        if spec.num_processes > 1:
+            programs = TravellingPrograms(default_group(), client, folder)
+            job.put(programs)
+            programs.meet(deadline.remaining_s())
     health()  # watches from here on: a life that ends before somebody asks is noticed too
     who = f"process {spec.process_id} of {spec.num_processes} on host {socket.gethostname()}"
     where = f"attempt {spec.attempt}, coordinator {spec.coordinator}"

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.checkpoint import EveryNSteps, Local
 from holdfast.checkpoint.local_tier.meeting import Attendance, Peer, meet
-from holdfast.checkpoint.memory.host import boot_id
+from holdfast.coordination.mounts import boot_id
 from holdfast.multihost import Solo
 from tests.support.checkpointing import at_once, groups
 

@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from holdfast.checkpoint.memory import host
 from holdfast.checkpoint.memory.budget import MemoryBudget
 from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES
@@ -14,10 +10,3 @@ def test_this_machine_says_something() -> None:
     assert host.look_at_memory()[-1].name == "this machine"
     assert all(number > 0 for number in host.cgroup_numbers().values())
     assert 0 < MemoryBudget().free_bytes() < UNLIMITED_BYTES
-
-
-def test_a_machine_has_one_boot_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the kernel tells none it is made of the host's name."""
-    assert host.boot_id() == host.boot_id()
-    monkeypatch.setattr(host, "BOOT_ID", str(tmp_path / "none"))
-    assert len(host.boot_id()) == 32 and host.boot_id() == host.boot_id()
