@@ -232,6 +232,17 @@ MENDS = (
         found_by="tests/checkpoint/layouts/test_detect.py::test_own_steps_come_before_what_lies_beside_them",
     ),
     Mend(
+        "bytes that may change in an iterator's state",
+        promise=3,
+        mended="2026-11-26",
+        wrong="A bytearray in an iterator's state came back as bytes.",
+        file="checkpoint/format/json_state.py",
+        text='data if type(value) is bytes else data | {_OF: "bytearray"}',
+        instead="data",
+        found_by="tests/checkpoint/format/test_json_state.py"
+        "::test_values_of_the_standard_library_in_a_state",
+    ),
+    Mend(
         "a store that ignores conditions",
         promise=4,
         mended="2026-11-22",
@@ -333,6 +344,17 @@ MENDS = (
         found_by="tests/multihost/preemption/test_step_agreement.py::test_who_has_left_is_not_waited_for",
     ),
     Mend(
+        "a process that leaves in a round",
+        promise=5,
+        mended="2026-11-27",
+        wrong="Who left a sync point in a round did not say so: the next round waited for it.",
+        file="multihost/preemption/step_agreement.py",
+        text="and (leaves or self._follower.is_alive())",
+        instead="and self._follower.is_alive()",
+        found_by="tests/multihost/preemption/test_step_agreement.py"
+        "::test_who_leaves_in_a_round_says_so",
+    ),
+    Mend(
         "who is alive, asked again",
         promise=6,
         mended="2026-11-23",
@@ -411,6 +433,17 @@ MENDS = (
         text="if type(save_id) is not str or not SAVE_ID.fullmatch(save_id):",
         instead="if type(save_id) is not str:",
         found_by="tests/checkpoint/format/test_record.py::test_hostile_records_are_refused",
+    ),
+    Mend(
+        "leaves that share a list of chunks",
+        promise=8,
+        mended="2026-11-22",
+        wrong="A record of 7 KB claimed chunks without end: 59 s, and 2.9 GB of memory.",
+        file="checkpoint/format/record.py",
+        text="if claimed > room:",
+        instead="if False:",
+        found_by="tests/checkpoint/format/test_hostile.py"
+        "::test_leaves_that_share_their_chunks_claim_no_more_than_headers_hold",
     ),
     Mend(
         "names of items",
@@ -524,6 +557,17 @@ MENDS = (
         text="if folder.is_symlink() or not folder.is_dir():",
         instead="if not folder.is_dir():",
         found_by="tests/checkpoint/format/test_own_files.py::test_a_handler_that_fails_makes_no_step",
+    ),
+    Mend(
+        "a link in the place of a host's folder",
+        promise=10,
+        mended="2026-11-22",
+        wrong="A local tier wrote and cleaned where a link led to.",
+        file="checkpoint/local_tier/meeting.py",
+        text="if self._path.is_symlink():",
+        instead="if False:",
+        found_by="tests/checkpoint/local_tier/test_tier.py"
+        "::test_a_folder_that_cannot_be_used_turns_the_tier_off",
     ),
     Mend(
         "EEXIST for an own link",

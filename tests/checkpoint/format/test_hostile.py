@@ -31,6 +31,7 @@ from holdfast.checkpoint import (
 )
 from holdfast.checkpoint.format.item_report import FileReport, ItemReport, pack_name
 from holdfast.checkpoint.format.pack_header import ChunkChecksum, count_prefixes
+from holdfast.checkpoint.format.record import MIN_ENTRY_BYTES
 from holdfast.checkpoint.saving.pack_writer import plan_pack
 from holdfast.checkpoint.saving.plan import Leaf, make_plan
 from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
@@ -181,6 +182,24 @@ def test_a_small_record_cannot_claim_many_chunks(tmp_path: Path, head: int | Non
         assert tracemalloc.get_traced_memory()[1] < 130_000_000
         tracemalloc.stop()
     assert sys.getallocatedblocks() - blocks < 100_000  # objects: there is none for each chunk
+
+
+def test_leaves_that_share_their_chunks_claim_no_more_than_headers_hold(tmp_path: Path) -> None:
+    """Each list of chunks may be as long as the headers allow. Many leaves that name one list claim
+    it as often.
+    """
+    save(tmp_path / "c", {name: np.arange(4) for name in "abcd"})
+
+    def lie(record: dict[str, Any]) -> None:
+        item = record["items"]["state"]
+        room = item["files"][0][2] // MIN_ENTRY_BYTES
+        item["cells"] = [[[0, 0, room]]]
+        for leaf in item["leaves"]:
+            leaf |= {"shape": [room], "grid": [[room], [1]], "cells": 0}
+
+    rewrite(tmp_path / "c", lambda _: None, lie)
+    with pytest.raises(HostileCheckpoint, match="the headers of the files have room for"):
+        load(tmp_path / "c")
 
 
 @pytest.mark.slow

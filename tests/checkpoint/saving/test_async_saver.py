@@ -18,13 +18,14 @@ from holdfast.checkpoint import (
     Progress,
     SaveCancelled,
     SaveFailed,
+    UnsupportedLeaf,
 )
 from holdfast.checkpoint.saving import async_saver, snapshot
 from holdfast.checkpoint.saving.async_saver import AsyncSaver
 from holdfast.checkpoint.saving.save import SnapshotWork, StepSaver
 from holdfast.checkpoint.saving.stager import OneSave
 from holdfast.checkpoint.storage.local import LocalStorage
-from holdfast.multihost import ClusterGroup
+from holdfast.multihost import ClusterGroup, Group
 from tests.support.checkpointing import at_once, groups
 from tests.support.step_savers import open_saver, stage
 
@@ -430,3 +431,25 @@ def test_one_process_calls_a_save_off_for_all(tmp_path: Path, late: bool) -> Non
     for _, error, steps in ends:
         assert steps == ([1] if late else [])
         assert late or (isinstance(error, SaveCancelled) and error.process == 1)
+
+
+def test_what_one_process_cannot_prepare_is_everybodys(tmp_path: Path) -> None:
+    """The others learn which leaf it is, no later call raises it again where it was raised, and no
+    step is there, also where nobody could prepare it.
+    """
+
+    def work(group: Group) -> list[object]:
+        with CheckpointManager(tmp_path, group=group) as manager:
+            told: list[object] = []
+            for step, bad in ((1, {1}), (2, {0, 1})):
+                tree = {"w": object() if group.index in bad else np.arange(4)}
+                try:
+                    manager.save(step, tree).wait()
+                except (SaveFailed, UnsupportedLeaf) as error:
+                    told.append("the leaf 'w' is a" in str(error))
+                manager.wait_until_finished()
+            return [*told, manager.all_steps()]
+
+    with groups(2) as both:
+        found = at_once([lambda group=group: work(group) for group in both])
+    assert found == [[True, True, []]] * 2

@@ -81,3 +81,24 @@ def test_an_unread_pipe_holds_up_nobody() -> None:
         assert "".join(reader.readline() for _ in range(300_001)) == f"{text}last\n"
         assert stream.drain(10)
         stream.close()
+
+
+def test_a_line_waits_for_nobody_who_does_not_read() -> None:
+    """More lines than a pipe holds come back at once, and are there once somebody reads."""
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as pipe, os.fdopen(read) as reader:
+        output = ConsoleOutput(pipe, io.StringIO(), 1)
+
+        def print_lines() -> None:
+            for number in range(300):
+                output.line(0, f"{number} {'x' * 1000}")
+
+        printing = threading.Thread(target=print_lines, daemon=True)
+        printing.start()
+        printing.join(10)
+        is_held_up = printing.is_alive()
+        lines = [reader.readline() for _ in range(300)]  # lets it go, where it was held up
+        printing.join()
+        output.close()
+    assert not is_held_up
+    assert [line.split()[1] for line in lines] == [str(number) for number in range(300)]
