@@ -39,6 +39,7 @@ from ..client.stream import SILENCE_S
 from ..credentials import Credentials, channel_options
 from ..limits import Limits
 from ..names import (
+    NOBODY,
     PROFILE_A,
     PROFILE_B,
     PROFILE_D,
@@ -186,7 +187,7 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         incarnation that it registered with.
         """
         task_id = claim_of(message).task_id
-        refusal = None if task_id in (None, -1) else self._upstream.refusal(task_id)
+        refusal = None if task_id in (None, NOBODY) else self._upstream.refusal(task_id)
         if refusal is not None:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
         if isinstance(message, coordination_pb2.RegisterTaskRequest):

@@ -104,6 +104,18 @@ def test_a_relay_passes_on_its_processes_ends(security: Security) -> None:
                 client.close()
 
 
+def test_who_only_looks_needs_be_no_process_of_a_relay(security: Security) -> None:
+    """Who waits for a key without a name of its own, as one that is to go to the next attempt."""
+    with (
+        CoordinationService.spawn(1, arguments=security.arguments) as service,
+        Relay.spawn(service.address, security.member(), [0]) as relay,
+        StatusClient(relay.address) as looker,
+        CoordinationClient(relay.address, 0) as client,
+    ):
+        client.key_value_set("next", "attempt 2")
+        assert looker.wait_for_key("next", timeout_s=10) == b"attempt 2"
+
+
 def test_a_death_behind_a_relay_is_known_too(security: Security) -> None:
     """The relay ends its stream with the one that the process's side has closed: the process is
     lost after the grace.
