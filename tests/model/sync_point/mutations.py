@@ -37,7 +37,7 @@ MUTATIONS = [
         "return not self.frozen or step <= self.floor",
         "return True",
         "a notice",
-        ("AHEAD", "ALIKE"),
+        breaks=("AHEAD", "ALIKE"),
     ),
     Mutation(
         "a round holds beyond every answer",
@@ -45,7 +45,7 @@ MUTATIONS = [
         "max(floors) + 1",
         "max(floors)",
         "a notice",
-        ("AHEAD",),
+        breaks=("AHEAD",),
     ),
     Mutation(
         "a floor is the highest answer",
@@ -53,7 +53,7 @@ MUTATIONS = [
         "return self.floor",
         "return NEVER",
         "a notice",
-        ("AHEAD",),
+        breaks=("AHEAD",),
     ),
     Mutation(
         "the first to write a round has it",
@@ -61,7 +61,7 @@ MUTATIONS = [
         'won = self._insert(self._group_client, f"{number}/change", announcement)',
         'won = self._insert(self._group_client, f"{number}/change", announcement) or True',
         "two notices",
-        ("ONE LOG", "ALIKE", "HEARD"),
+        breaks=("ONE LOG", "ALIKE", "HEARD"),
     ),
     Mutation(
         "the dead are left out",
@@ -69,7 +69,7 @@ MUTATIONS = [
         " - set(self._lost())",
         "",
         DEAD,
-        ("ENDS",),
+        breaks=("ENDS",),
     ),
     Mutation(
         "all who live have a floor",
@@ -77,7 +77,7 @@ MUTATIONS = [
         "missing = sorted(set(self._tasks) - set(floors) - set(self._lost()))",
         "missing = []",
         "a notice",
-        ("AHEAD", "ALIKE"),
+        breaks=("AHEAD", "ALIKE"),
     ),
     Mutation(
         "another takes over",
@@ -85,7 +85,7 @@ MUTATIONS = [
         "return self._process_id in first or self._process_id in others[:take_overs]",
         "return self._process_id == announcer",
         "the announcer dies",
-        ("ENDS",),
+        breaks=("ENDS",),
     ),
     Mutation(
         "no answer before the past is known",
@@ -93,7 +93,7 @@ MUTATIONS = [
         "self._log.freeze()",
         "pass",
         "one comes late",
-        ("ALIKE", "AHEAD"),
+        breaks=("ALIKE", "AHEAD"),
     ),
     Mutation(
         "who comes late hears the last change",
@@ -101,7 +101,7 @@ MUTATIONS = [
         "self._skip(group_client)",
         "pass",
         "one comes late",
-        ("ALIKE", "ONE LOG"),
+        breaks=("ALIKE", "ONE LOG"),
     ),
     Mutation(
         "a round's keys stay until all have read them",
@@ -109,6 +109,6 @@ MUTATIONS = [
         'group_client.delete(f"{self.folder}/{number - 1}")',
         'group_client.delete(f"{self.folder}/{number}")',
         "one comes late",
-        ("ENDS", "ALIKE", "ONE LOG"),
+        breaks=("ENDS", "ALIKE", "ONE LOG"),
     ),
 ]
