@@ -58,8 +58,8 @@ MUTATIONS = [
     Mutation(
         "the first to write a round has it",
         f"{SHELL}.propose",
-        'won = self._insert(self._group_client, f"{number}/change", announcement)',
-        'won = self._insert(self._group_client, f"{number}/change", announcement) or True',
+        "if self._group_client.insert(change, announcement.encode()):",
+        "if self._group_client.insert(change, announcement.encode()) or True:",
         "two notices",
         breaks=("ONE LOG", "ALIKE", "HEARD"),
     ),
