@@ -169,19 +169,3 @@ def test_with_its_node_a_process_is_replaced_on_another(
     expected[process] = 2
     assert trial.lives() == expected, (result.reasons, trial.output.text)
     trial.check_steps()
-
-
-def test_without_room_the_job_goes_on_smaller(fleet: Fleet, tmp_path: Path) -> None:
-    """No spare node: all begin again as two, and the launcher says what was missing."""
-    fleet.become([{}] * 3)
-    trial = Trial(tmp_path / "job")
-
-    def lose() -> None:
-        trial.wait_for_step(100)
-        fleet.remove(fleet.node_of(trial.pid(2)))
-
-    result = trial.run_with(lose, min_processes=2)
-    why = "process 2 cannot be replaced: room for 0 of 1 processes"
-    assert any(why in reason for reason in result.reasons), result.reasons
-    assert {note["attempt"] for note in trial.notes("ended")} == {result.attempts}
-    trial.check_steps()
