@@ -46,9 +46,9 @@ EXIT_USAGE = 2  # the command line is wrong, as click has it
 EXIT_NOTHING = 3  # there is no such checkpoint, step or item
 EXIT_DAMAGED = 4  # bytes are not what was written
 EXIT_FAILED = 5  # anything else: refused, not permitted, no space
-JSON_VERSION = 1
 # How a refusal names the promise of a program: a command has an option for it.
 SINGLE_WRITER = "Options(single_writer=True); `save` takes single_writer=True itself"
+JSON_VERSION = 1
 """Of what --json prints; it rises when a name goes or means something else, not with a new one."""
 S = TypeVar("S")
 T = TypeVar("T")

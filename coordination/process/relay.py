@@ -95,9 +95,8 @@ class Relay(SpawnedServer):
         """
         credentials.metadata()  # raises here, with its name, for a file that cannot be read
         credentials.tls()
-        shown = _line(
-            dataclasses.asdict(credentials)
-        )  # not an argument, which all users could read
+        # Not an argument, which all users could read.
+        shown = _line(dataclasses.asdict(credentials))
         first = _order(name, coordinator, process_ids)
         return cls(*start("relay", [*PROGRAM, "relay"], timeout_s, settings=shown + first))
 

@@ -55,7 +55,7 @@ _AUTOTUNED = "xla_gpu_per_fusion_autotune_cache_dir/*"  # XLA's, put there by ja
 _NETWORK = {"9p", "beegfs", "ceph", "cifs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "wekafs"}
 _PROCESSOR = {"model name", "flags", "Features", "CPU implementer", "CPU architecture", "CPU part"}
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20
 
 
 def keep_compiled(folder: str | Path | None = None, *, max_bytes: int = MAX_BYTES) -> Path | None:
@@ -223,15 +223,18 @@ def _end_left(view: Path, folder: Path) -> None:
                 shutil.rmtree(view)
 
 
+def last_used(status: os.stat_result) -> float:
+    """Returns when an entry was used: as a time of the writing, where no time of use is kept."""
+    return max(status.st_atime, status.st_mtime)
+
+
 def _trim(root: Path, max_bytes: int) -> None:
     found = []
     for pattern in (ENTRIES, _AUTOTUNED):
         for path in root.glob(f"jaxlib-*/{pattern}"):
             with contextlib.suppress(OSError):
                 status = path.lstat()
-                # File systems that do not keep the time of use keep that of the writing.
-                used_s = max(status.st_atime, status.st_mtime)
-                found.append((used_s, status.st_size, path))
+                found.append((last_used(status), status.st_size, path))
     kept_bytes = 0
     for used_s, size, path in sorted(found, reverse=True):
         kept_bytes += size
@@ -316,7 +319,7 @@ def _whole(path: Path) -> Entry | None:
         with path.open("rb") as file:
             stream = _decompressor(file.read(len(_ZSTD)))
             file.seek(0)
-            while piece := file.read(_PIECE_BYTES):
+            while piece := file.read(PIECE_BYTES):
                 if not stream.eof:
                     stream.decompress(piece)
                 digest.update(piece)

@@ -41,7 +41,17 @@ from ..instruments import event as count
 from ..peers.part_server import PartServer
 from ..peers.peer_connection import PeerConnection, PeerFailed
 from ..peers.peer_tls import PeerTls
-from .folder import LEAST_FREE_BYTES, Entry, merge, note_sealed, sealed, show_to_jax, why_off
+from .folder import (
+    LEAST_FREE_BYTES,
+    PIECE_BYTES,
+    Entry,
+    last_used,
+    merge,
+    note_sealed,
+    sealed,
+    show_to_jax,
+    why_off,
+)
 from .view import own_view, show
 
 _log = logging.getLogger(__name__)
@@ -53,7 +63,6 @@ SILENT_S = 10.0  # for a peer
 SETTLE_S = 2.0  # after jax begins to write an entry
 MOST_HOLDERS = 8  # hosts with the same entries that are asked
 LONGEST_NAME = 250
-_PIECE_BYTES = 1 << 20
 _LOG = "holdfast/compiled"  # keys: what was compiled since, numbered
 _LONG_MS = 60_000
 _written = threading.Event()  # set when jax writes an entry
@@ -147,7 +156,7 @@ class TravellingPrograms:
         if self._group.index in plan["holders"]:
             own["at"] = self._served(have.values())
             if self._group.index in plan["lists"]:
-                own["entries"] = [[each.name, each.size, each.digest] for each in have.values()]
+                own["entries"] = _listing(have.values())
         union = self._told("entries", own, _union, timeout_s)
         wanted = _entries(union["entries"].get(self._kind, []))
         here = None  # its leader speaks for a host
@@ -186,8 +195,7 @@ class TravellingPrograms:
                     return
                 new = merge(self._view, folder)
                 if new:
-                    listing = [[each.name, each.size, each.digest] for each in new]
-                    told = {"kind": self._kind, "at": self._served(new), "entries": listing}
+                    told = {"kind": self._kind, "at": self._served(new), "entries": _listing(new)}
                     number = self._client.key_value_increment(f"{_LOG}/count", 1)
                     self._client.key_value_set_bytes(f"{_LOG}/{number}", _pack(told))
 
@@ -285,8 +293,8 @@ def fetch(peer: PeerConnection, entry: Entry, folder: Path, end: float) -> None:
     try:
         digest = hashlib.sha256()
         with os.fdopen(descriptor, "wb") as file:
-            for offset in range(0, entry.size, _PIECE_BYTES):
-                piece = memoryview(bytearray(min(_PIECE_BYTES, entry.size - offset)))
+            for offset in range(0, entry.size, PIECE_BYTES):
+                piece = memoryview(bytearray(min(PIECE_BYTES, entry.size - offset)))
                 left_s = end - time.monotonic()
                 if left_s <= 0:
                     raise PeerFailed(errno.ETIMEDOUT, f"{entry.name} did not come in time")
@@ -317,6 +325,10 @@ def _unpack(data: bytes) -> Any:
     return json.loads(zlib.decompress(data))
 
 
+def _listing(entries: Iterable[Entry]) -> list[list[Any]]:
+    return [[each.name, each.size, each.digest] for each in entries]
+
+
 def _entries(listing: Iterable[Sequence[Any]]) -> dict[str, Entry]:
     """Returns what a host has told, without what can be no entry of jax's."""
     found = {}
@@ -332,8 +344,7 @@ def _offered(folder: Path) -> dict[str, Entry]:
     used = []
     for entry in sealed(folder).values():
         with contextlib.suppress(FileNotFoundError):
-            status = (folder / entry.name).lstat()
-            used.append((max(status.st_atime, status.st_mtime), entry))
+            used.append((last_used((folder / entry.name).lstat()), entry))
     offered = {}
     total = 0
     for _, entry in sorted(used, key=lambda each: -each[0]):
