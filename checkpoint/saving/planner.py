@@ -214,20 +214,15 @@ def _check_jax(path: str, leaf: jax.Array) -> None:
             leaf=path,
             found="tracer",
         )
-    refuse_deleted(path, leaf)
-    refuse_partial_sums(path, leaf.sharding)
-    if not is_key(leaf):
-        _check_dtype(path, np.dtype(leaf.dtype))
-
-
-def refuse_deleted(path: str, leaf: Any) -> None:
-    """Raises UnsupportedLeaf for an array of jax that was deleted. No cached plan knows of that."""
-    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+    if leaf.is_deleted():
         raise UnsupportedLeaf(
             f"{leaf_at(path)} was deleted or donated: save it before that",
             leaf=path,
             found="deleted array",
         )
+    refuse_partial_sums(path, leaf.sharding)
+    if not is_key(leaf):
+        _check_dtype(path, np.dtype(leaf.dtype))
 
 
 def _refuse_class(path: str, leaf: Any) -> NoReturn:

@@ -39,7 +39,7 @@ from .cast import SaveDtype, cast_tree
 from .incremental import SaveHistory, Unmoved, link_unmoved
 from .item_files import ItemTarget
 from .plan import Plan
-from .planner import Planner, refuse_deleted
+from .planner import Planner, check_leaf
 from .record_builder import FILE_BYTES, check_sizes
 from .replicas import ReplicaSums, turn_of, view_replicas
 from .snapshot import ArrayWaits, ShardViews, Snapshot, blamed, take_snapshot
@@ -347,8 +347,9 @@ class SaveStager:
         self, save: OneSave, name: str, value: Any, dtype: SaveDtype, leaving: Collection[int]
     ) -> None:
         tree = encode_leaf_types(FlatTree.of(value))
-        for path, leaf in zip(tree.paths, tree.leaves, strict=True):
-            refuse_deleted(path, leaf)
+        for number, leaf in enumerate(tree.leaves):
+            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+                check_leaf(tree.paths[number], leaf)  # no cached plan knows of that
         with own_settings():
             with save.waits.dispatching(() if dtype is None else tree.leaves):
                 cast = cast_tree(tree, dtype)
