@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
+
+from holdfast.coordination.process.job_folder import LaunchedJob, launched_jobs
 
 from .common import Failure, failure_of, print_json
 from .own_jobs import credential_options, credentials_of, only_job, running_jobs
@@ -53,9 +53,7 @@ def web(
     of the coordinator; without ADDRESS, or with --job-id, through attempts. Needs the extra `web`.
     """
     from holdfast.web import serve_page
-    from holdfast.web.feed import CoordinatorAddress, LauncherWord
-
-    from .launcher_word import launcher_word
+    from holdfast.web.feed import CoordinatorAddress
 
     def find() -> CoordinatorAddress | None:
         if address is not None:
@@ -73,8 +71,10 @@ def web(
         else:
             click.echo(f"page at {url}")
 
-    def launched(job: str) -> LauncherWord | None:
-        return launcher_word(job_id or job) if address is None else None
+    def launched(job: str) -> LaunchedJob | None:
+        if address is not None:
+            return None
+        return next(reversed(launched_jobs(job_id or job)), None)
 
     if address is None and job_id is None:
         # The page keeps to this job: its next attempt is found by its id.
@@ -92,4 +92,3 @@ def web(
         raise Failure(str(error)) from None
     except OSError as error:
         raise failure_of(error) from None
-    sys.exit(0)

@@ -29,6 +29,7 @@ from holdfast.coordination.diagnosis.step_curve import StepCurve
 from holdfast.coordination.diagnosis.summary import printable
 from holdfast.coordination.diagnosis.verdict import OVER, judge
 from holdfast.coordination.process.diagnose import gather
+from holdfast.coordination.process.job_folder import LaunchedJob
 from holdfast.proto import session_pb2
 
 from .process_ranges import kinds_of, ranges_of
@@ -45,14 +46,6 @@ _MOST_HISTORY = 65_536  # points of all processes together
 _LEAST_HISTORY = 4
 _MOST_HISTORY_EACH = 600
 _STACKS_PER_S = 64  # of a large job less often: a stack is tens of KB
-
-
-@dataclass(frozen=True)
-class LauncherWord:
-    """What a launcher on this machine says of a job; `log_dir` is None where there is none."""
-
-    launcher: session_pb2.Launcher
-    log_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,7 @@ class Feed:
         self,
         find: Callable[[], CoordinatorAddress | None],
         publish: Callable[[str], None],
-        launched: Callable[[str], LauncherWord | None] = lambda job: None,
+        launched: Callable[[str], LaunchedJob | None] = lambda job: None,
     ) -> None:
         self._launched = launched
         self._histories: dict[int, deque[tuple[float, ...]]] = {}
@@ -134,9 +127,9 @@ class Feed:
     def log(self, process_id: int) -> str:
         """Returns the last lines of a process, or why there are none."""
         word = self._word()
-        if word is None or word.log_dir is None:
+        if word is None or not word.log_dir:
             return "the lines of this process are in no file on this machine: see --log-dir"
-        path = word.log_dir / f"process-{process_id}.log"
+        path = Path(word.log_dir, f"process-{process_id}.log")
         try:
             with path.open("rb") as stream:
                 stream.seek(max(0, path.stat().st_size - _MOST_LOG_BYTES))
@@ -171,7 +164,7 @@ class Feed:
             count = self._status.num_processes if self._status is not None else 0
             wait_s = max(_INTERVAL_S, count / _PROCESSES_PER_S)
 
-    def _word(self) -> LauncherWord | None:
+    def _word(self) -> LaunchedJob | None:
         return self._launched(self._status.job if self._status is not None else "")
 
     def _lasting(self, gone: str) -> str:
@@ -184,7 +177,7 @@ class Feed:
             self._is_launched = self._is_launched or self._word() is not None
         elif self._is_launched and now_s < self._answered_s + _PASSING_S:
             word = self._word()
-            if word is None or word.launcher.state == "running":
+            if word is None or word.launcher["state"] == "running":
                 return ""
         return gone
 
@@ -196,11 +189,9 @@ class Feed:
         status = session_pb2.StatusResponse()
         if self._status is not None:
             status.CopyFrom(self._status)
-        known = status.launcher
-        if word.launcher.state:
-            known.ClearField("waiting_for")
-            known.ClearField("attempts")
-            known.MergeFrom(word.launcher)
+        status.launcher.ClearField("waiting_for")
+        status.launcher.ClearField("attempts")
+        status.launcher.MergeFrom(session_pb2.Launcher(**word.launcher))
         self._status = status
         if judge(status, gone=gone).state in OVER:
             self._findings = [each for each in self._findings if each.kind == "failed"]

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.coordination.distribution import install_command
+from holdfast.coordination.process.job_folder import LaunchedJob
 
-from .feed import CoordinatorAddress, Feed, LauncherWord
+from .feed import CoordinatorAddress, Feed
 
 PAGE = Path(__file__).parent / "page"
 MOST_VIEWERS = 200
@@ -165,7 +166,7 @@ def serve_page(
     host: str = "127.0.0.1",
     port: int = 0,
     token: str | None = None,
-    launched: Callable[[str], LauncherWord | None] = lambda job: None,
+    launched: Callable[[str], LaunchedJob | None] = lambda job: None,
     announce: Callable[[str], None] = print,
     end_with_input: bool = False,
 ) -> None:

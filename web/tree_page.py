@@ -13,6 +13,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal
+
 from holdfast.coordination.diagnosis.summary import counted
 
 from .size_tree import Box, Node, boxes, size_tree
@@ -56,7 +58,7 @@ def checkpoint_page(shown: Mapping[str, Any]) -> str:
 
 def _facts(shown: Mapping[str, Any], arrays: Sequence[Mapping[str, Any]]) -> str:
     total = sum(leaf["bytes"] for leaf in arrays)
-    facts = {"arrays": f"{counted(len(shown['leaves']), 'leaf', 'leaves')}, {_size(total)}"}
+    facts = {"arrays": f"{counted(len(shown['leaves']), 'leaf', 'leaves')}, {decimal(total)}"}
     for name in ("metrics", "metadata"):
         if shown[name]:
             facts[name] = _fact(shown[name])
@@ -84,7 +86,7 @@ def _treemap(arrays: Sequence[Mapping[str, Any]], since: int | None) -> str:
         dtype: min(number, _COLOURS - 1) for number, (dtype, _) in enumerate(sizes.most_common())
     }
     by_dtype = "".join(
-        _key(f"d{number}", f"{dtype} {_size(sizes[dtype])}") for dtype, number in numbers.items()
+        _key(f"d{number}", f"{dtype} {decimal(sizes[dtype])}") for dtype, number in numbers.items()
     )
     parts = [f'<p class="legend by-dtype">{by_dtype}</p>']
     if since is not None:
@@ -134,9 +136,9 @@ def _label(box: Box) -> str:
         return ""
     label = escape(node.name)
     if opened and place.width >= _BOTH_WIDTH:
-        label += f" <i>{_size(node.nbytes)}</i>"
+        label += f" <i>{decimal(node.nbytes)}</i>"
     if not opened and place.width >= _SIZE_WIDTH and place.height >= 2 * _LINE_HEIGHT:
-        label += f"<br><i>{_size(node.nbytes)}</i>"
+        label += f"<br><i>{decimal(node.nbytes)}</i>"
     return label
 
 
@@ -156,7 +158,7 @@ def _change(share: float) -> int:
 
 def _words(node: Node) -> str:
     """Returns what a pointer at a node reads."""
-    facts = [f"{node.path}: {_size(node.nbytes)}", node.fact]
+    facts = [f"{node.path}: {decimal(node.nbytes)}", node.fact]
     if node.count > 1:
         facts.append(f"{node.count} leaves")
     if node.changed is not None:
@@ -196,7 +198,7 @@ def _row(leaf: Mapping[str, Any], columns: Sequence[str]) -> str:
         cells.append(f'<td colspan="3">{escape(repr(leaf.get("value"))[:200])}</td>')
     else:
         cells.append(f"<td>{escape(str(leaf['shape']))}</td>")
-        cells.append(f'<td class="number">{_size(leaf["bytes"])}</td>')
+        cells.append(f'<td class="number">{decimal(leaf["bytes"])}</td>')
         cells.append(f"<td>{_shards(leaf.get('shards') or [])} {escape(leaf['sharding'])}</td>")
     if "changed" in columns:
         changed = leaf.get("changed")
@@ -254,14 +256,3 @@ def _percent(share: float) -> str:
     if 0 < share < 0.01:
         return "under 1 %"
     return f"{math.floor(100 * share)} %"
-
-
-def _size(count: int) -> str:
-    if count < 1000:
-        return f"{count} B"
-    size = float(count)
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 1000:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1000:.1f} TB"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.coordination import CoordinationService, Credentials, JobIdentity
-from holdfast.proto import session_pb2
+from holdfast.coordination.process.job_folder import LaunchedJob
 from holdfast.web import feed
-from holdfast.web.feed import CoordinatorAddress, Feed, LauncherWord
+from holdfast.web.feed import CoordinatorAddress, Feed
 from tests.support.pages import processes
 
 
@@ -65,9 +65,12 @@ def test_the_diagnosis_comes_by_itself() -> None:
 def test_a_launcher_speaks_where_no_coordinator_does(tmp_path: Path) -> None:
     """A job waits for machines, and is over: neither needs a coordinator to be told."""
     published: queue.SimpleQueue[str] = queue.SimpleQueue()
-    waiting = session_pb2.Launcher(state="scheduling", waiting_for="room for 1 of 2 processes")
-    waiting.attempts.add(number=1, why="start")
-    word = [LauncherWord(waiting, tmp_path)]
+    waiting = {
+        "state": "scheduling",
+        "waiting_for": "room for 1 of 2 processes",
+        "attempts": [{"number": 1, "why": "start"}],
+    }
+    word = [LaunchedJob("j", 1, str(tmp_path), waiting, "")]
     (tmp_path / "process-0.log").write_text("a line\n" * 500 + "the \x1b[31mlast\n")
     with Feed(lambda: None, published.put, lambda job: word[0]) as feed:
         first = json.loads(published.get(timeout=30))["verdict"]
@@ -80,7 +83,7 @@ def test_a_launcher_speaks_where_no_coordinator_does(tmp_path: Path) -> None:
         lines = feed.log(0).splitlines()
         assert len(lines) == 200 and lines[-1] == "the \\x1b[31mlast"
         assert feed.log(1) == f"{tmp_path}/process-1.log: No such file or directory"
-        word[0] = LauncherWord(session_pb2.Launcher(state="finished", why="all are done"))
+        word[0] = LaunchedJob("j", 1, "", {"state": "finished", "why": "all are done"}, "")
         while (shown := json.loads(published.get(timeout=30))["verdict"])["state"] != "Finished":
             pass
         assert shown["over"] and shown["text"] == "all are done"
@@ -93,8 +96,8 @@ def test_a_job_that_ends_is_not_out_of_reach(monkeypatch: pytest.MonkeyPatch) ->
     """
     published: queue.SimpleQueue[str] = queue.SimpleQueue()
     target: list[CoordinatorAddress | None] = [None]
-    running = LauncherWord(session_pb2.Launcher(state="running", why="attempt 1 starts"))
-    word: list[LauncherWord | None] = [running]
+    running = {"state": "running", "why": "attempt 1 starts"}
+    word: list[LaunchedJob | None] = [LaunchedJob("j", 1, "", running, "")]
     with CoordinationService.spawn(1) as service:
         target[0] = CoordinatorAddress(service.address, Credentials())
         with Feed(lambda: target[0], published.put, lambda job: word[0]):

@@ -107,4 +107,4 @@ def test_ten_thousand_leaves_are_a_bounded_map(branches: int) -> None:
 
 def test_a_checkpoint_without_arrays_has_a_page() -> None:
     """Nothing is divided by nothing."""
-    assert "0 leaves, 0 B" in checkpoint_page(shown([]))
+    assert "0 leaves, 0 bytes" in checkpoint_page(shown([]))

@@ -10,13 +10,22 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from holdfast.coordination import CoordinationError
-from holdfast.coordination.process.job_folder import JobFolder, RunningJob, job_folders, user_folder
+from holdfast.coordination.process.job_folder import (
+    JobFolder,
+    LaunchedJob,
+    RunningJob,
+    job_folders,
+    launched_jobs,
+    user_folder,
+)
 
 
 @pytest.fixture
@@ -149,3 +158,47 @@ def test_an_open_folder_is_closed_or_refused(base: Path) -> None:
             match="found a folder of 65534; remove it, or set TMPDIR to another folder",
         ):
             JobFolder.create()
+
+
+def launched(pid: int, job_id: str = "../run 7") -> LaunchedJob:
+    """Returns the word of a launcher that waits for machines."""
+    launcher = {"state": "scheduling", "waiting_for": "room"}
+    return LaunchedJob(job_id, pid, "/logs", launcher, "")
+
+
+def test_a_launcher_that_lives_is_heard(base: Path) -> None:
+    """With where its lines are; whatever the job is called, no file lies elsewhere."""
+    word = launched(os.getpid())
+    word.leave()
+    assert launched_jobs("../run 7") == [word]
+    assert launched_jobs("run 7") == []
+    assert [path.parent.parent for path in base.rglob("launched-*")] == [base]
+
+
+def test_a_launcher_that_died_says_nothing(base: Path) -> None:
+    """Its last word is not how the job is now."""
+    with subprocess.Popen(["true"]) as child:
+        child.wait()
+    launched(child.pid).leave()
+    assert launched_jobs("../run 7") == []
+    launched(os.getpid(), "another").leave()
+    assert len([*base.rglob("launched-*")]) == 1, "the next launcher removes what it has left"
+
+
+def test_how_it_ended_stays(base: Path) -> None:
+    """In the words of the launcher's states, with the reason, until the job runs again; the newest
+    comes last, and none is kept for longer than an hour.
+    """
+    launcher = {"state": "finished", "why": "all 2 processes are done", "attempt": 2}
+    ended = LaunchedJob(
+        "j", os.getpid(), "/logs", launcher, "a", ended_unix_s=time.time(), exit_code=0
+    )
+    replace(ended, ended_unix_s=time.time() - 5, pid=3, launcher={"state": "failed"}).leave()
+    ended.leave()
+    assert launched_jobs("j")[-1] == ended
+    again = LaunchedJob("j", os.getpid(), "", {"state": "running"}, "b")
+    again.leave()
+    assert launched_jobs("j")[-1] == again
+    replace(ended, ended_unix_s=time.time() - 4000, pid=4).leave()
+    again.leave()
+    assert len([*base.rglob("launched-*")]) == 2, "for an hour"
