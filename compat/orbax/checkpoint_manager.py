@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -555,13 +554,8 @@ class CheckpointManager(AbstractCheckpointManager):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.native.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self.native.__exit__(*error)
         self._remove_empty_claims()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -26,7 +26,7 @@ from holdfast.checkpoint import (
 )
 from holdfast.checkpoint.arrays.jax_settings import own_settings
 from holdfast.checkpoint.arrays.sharding import concrete_sharding
-from holdfast.checkpoint.format.tree import describe, flatten
+from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct, listed
 
 from ..metadata import (
@@ -100,14 +100,13 @@ def to_save(call: str, args: Any) -> Any:
         return item
     is_leaf = lambda node: isinstance(node, args_lib.SaveArgs)  # noqa: E731
     casts = jax.tree.leaves(save_args, is_leaf=is_leaf)
-    leaves, treedef = flatten(item)
-    if len(casts) != len(leaves):
+    flat = FlatTree.of(item)
+    if len(casts) != len(flat.leaves):
         raise ValueError(
-            f"{call}: save_args has {len(casts)} leaves, the item {len(leaves)}; expected one for"
-            " each"
+            f"{call}: save_args has {len(casts)} leaves, the item {len(flat.leaves)}; expected one"
+            " for each"
         )
-    cast = [args_lib.cast(leaf, each) for leaf, each in zip(leaves, casts, strict=True)]
-    return jax.tree.unflatten(treedef, cast)
+    return flat.with_leaves([*map(args_lib.cast, flat.leaves, casts)]).tree()
 
 
 def _unknown(call: str, args: Any) -> ValueError:
@@ -199,8 +198,9 @@ def _restore_transformed(item: SavedItem, args: args_lib.PyTreeRestore) -> Any:
             f"{item.call}: transforms expect an item, whose structure the result has; found None"
         )
     rules = Rules.of(args.transforms, args.transforms_default_to_original, args.restore_args or {})
+    asked = to_flat_dict(args.item, sep=SEPARATOR)
     wanted: dict[str, Any] = {}
-    for path in to_flat_dict(args.item, sep=SEPARATOR):
+    for path in asked:
         wanted |= rules.sources(path)
     saved = to_flat_dict(item.structure.tree, sep=SEPARATOR)
     chosen = {path: leaf if path in wanted else PLACEHOLDER for path, leaf in saved.items()}
@@ -216,10 +216,7 @@ def _restore_transformed(item: SavedItem, args: args_lib.PyTreeRestore) -> Any:
         for path, leaf in to_flat_dict(restored, sep=SEPARATOR).items()
         if leaf is not PLACEHOLDER
     }
-    new = {
-        path: rules.value(path, own, original, plain(restored))
-        for path, own in to_flat_dict(args.item, sep=SEPARATOR).items()
-    }
+    new = {path: rules.value(path, own, original, plain(restored)) for path, own in asked.items()}
     return from_flat_dict(new, args.item, SEPARATOR)
 
 
@@ -231,31 +228,11 @@ def _restore_standard(item: SavedItem, args: args_lib.StandardRestore) -> Any:
         return plain(item.read(target, cast=True))
     if target is None:
         return plain(item.read(SAVED))
-    return restore_like(item, target, fits_shapes=not args.strict)
-
-
-def restore_like(
-    item: SavedItem, target: Any, *, fits_shapes: bool = False, partial: bool = False
-) -> Any:
-    """Restores like `target`; with `partial` saved leaves that it lacks are left out.
-
-    With `fits_shapes` arrays of other shapes are cut, or get zeros at their ends. Such an array is
-    read whole by each process. Raises ValueError where ranks differ.
-    """
-    if fits_shapes:
-        return _restore_fitted(item, target, partial=partial)
-    return restore_tree(item, target, partial=partial)
-
-
-def _restore_fitted(item: SavedItem, target: Any, *, partial: bool) -> Any:
-    saved = dict(_by_path(item.structure.tree))
-    leaves, treedef = flatten(target)
-    likes = [_as_it_was_saved(item, path, saved.get(path), leaf) for path, leaf in _by_path(target)]
-    found = flatten(restore_tree(item, jax.tree.unflatten(treedef, likes), partial=partial))[0]
-    return jax.tree.unflatten(treedef, map(_fitted, found, leaves))
+    return restore_tree(item, target, fits_shapes=not args.strict)
 
 
 def _as_it_was_saved(item: SavedItem, path: str, saved: Any, leaf: Any) -> Any:
+    """Returns what an array of another shape is read like: whole, by each process."""
     shape = None if isinstance(leaf, type) else getattr(leaf, "shape", None)
     if shape is None or not hasattr(saved, "shape") or saved.shape == shape:
         return leaf
@@ -295,8 +272,8 @@ def _with_fallback(leaf: Any, sharding: Any) -> Any:
     return _on_devices(leaf.shape, leaf.dtype, sharding)
 
 
-def _by_path(tree: Any) -> Iterator[tuple[str, Any]]:
-    return zip(describe(tree)[1], flatten(tree)[0], strict=True)
+def _by_path(flat: FlatTree) -> dict[str, Any]:
+    return dict(zip(flat.paths, flat.leaves, strict=True))
 
 
 def restore_tree(
@@ -306,38 +283,50 @@ def restore_tree(
     restore_args: Any = None,
     partial: bool = False,
     as_saved: bool = False,
+    fits_shapes: bool = False,
 ) -> Any:
     """Restores in the structure of `target` (None: as saved).
 
     Leaves are like `restore_args`, then (not `as_saved`) like `target`. With `partial` saved leaves
-    that the target lacks are left out, and the target keeps its own where nothing was saved.
+    that the target lacks are left out, and the target keeps its own where nothing was saved. With
+    `fits_shapes` arrays of other shapes are cut, or get zeros at their ends. Raises ValueError
+    where ranks differ.
     """
     target = _tree(target)
-    saved = dict(_by_path(item.structure.tree))
-    tree = item.structure.tree if target is None else _mark_nones(target, saved)
-    leaves = list(_by_path(tree))
-    treedef = flatten(tree)[1]
-    args = {} if restore_args is None else dict(_by_path(_tree(restore_args)))
+    flat = FlatTree.of(item.structure.tree)
+    saved = _by_path(flat)
+    if target is not None:
+        flat = FlatTree.of(_mark_nones(target, saved))
+    leaves = _by_path(flat)
+    args = {} if restore_args is None else _by_path(FlatTree.of(_tree(restore_args)))
     as_saved = as_saved or target is None
-    likes = [_like(saved.get(path), leaf, args.get(path), as_saved) for path, leaf in leaves]
+    likes = []
+    for path, leaf in leaves.items():
+        if fits_shapes:
+            leaf = _as_it_was_saved(item, path, saved.get(path), leaf)
+        likes.append(_like(saved.get(path), leaf, args.get(path), as_saved))
     left_out = {
-        path for path, leaf in leaves if _is_left_out(leaf) or (partial and path not in saved)
+        path
+        for path, leaf in leaves.items()
+        if _is_left_out(leaf) or (partial and path not in saved)
     }
     if left_out and not partial:
         _check_all_are_asked_for(item, saved, leaves)
     chosen = (lambda path: path not in left_out) if left_out else partial
-    value = jax.tree.unflatten(treedef, likes)
+    value = flat.with_leaves(likes).tree()
     if not leaves or len(left_out) < len(leaves):
         value = item.read(value, partial=chosen, cast=True)
     if target is None:
         return plain(value)
     # With the Nones and the numbers of the target.
-    found, treedef = flatten(value)
+    found = FlatTree.of(value)
     ended = [
         _as_asked(item, path, asked, leaf, as_saved=as_saved)
-        for (path, asked), leaf in zip(leaves, found, strict=True)
+        for (path, asked), leaf in zip(leaves.items(), found.leaves, strict=True)
     ]
-    return jax.tree.unflatten(treedef, ended)
+    if fits_shapes:
+        ended = [*map(_fitted, ended, flat.leaves)]
+    return found.with_leaves(ended).tree()
 
 
 # Stands for a None in a target where a leaf was saved: it is not read.
@@ -353,16 +342,18 @@ def _mark_nones(target: Any, saved: Mapping[str, Any]) -> Any:
     """Returns a target whose Nones are leaves where leaves were saved."""
     is_none = lambda leaf: leaf is None  # noqa: E731
     marked = jax.tree.map(lambda leaf: _NO_LEAF if leaf is None else leaf, target, is_leaf=is_none)
+    flat = FlatTree.of(marked)
     leaves = [
-        None if leaf is _NO_LEAF and path not in saved else leaf for path, leaf in _by_path(marked)
+        None if leaf is _NO_LEAF and path not in saved else leaf
+        for path, leaf in _by_path(flat).items()
     ]
-    return jax.tree.unflatten(flatten(marked)[1], leaves)
+    return flat.with_leaves(leaves).tree()
 
 
 def _check_all_are_asked_for(
-    item: SavedItem, saved: Mapping[str, Any], leaves: Sequence[tuple[str, Any]]
+    item: SavedItem, saved: Mapping[str, Any], leaves: Mapping[str, Any]
 ) -> None:
-    unasked = sorted(set(saved) - {path for path, _ in leaves})
+    unasked = sorted(saved.keys() - leaves)
     if unasked:
         raise ValueError(
             f"{item.call}: the item {item.name!r} has leaves that the target lacks:"
@@ -507,6 +498,6 @@ def tree_metadata(item: ItemStructure, directory: Any, custom_metadata: Any = No
     """Returns the metadata of an item: a TreeMetadata, None for JSON and what is damaged."""
     if item.kind != "tree" or item.error is not None:
         return None
-    described = [leaf_metadata(path, leaf, directory) for path, leaf in _by_path(item.tree)]
-    tree = plain(jax.tree.unflatten(flatten(item.tree)[1], described))
-    return TreeMetadata(tree, custom_metadata)
+    flat = FlatTree.of(item.tree)
+    described = [leaf_metadata(path, leaf, directory) for path, leaf in _by_path(flat).items()]
+    return TreeMetadata(plain(flat.with_leaves(described).tree()), custom_metadata)

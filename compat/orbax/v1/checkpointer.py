@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import holdfast.compat.orbax.roots.policies as policies
@@ -293,10 +292,5 @@ class Checkpointer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._manager.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._manager.__exit__(*error)

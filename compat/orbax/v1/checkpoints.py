@@ -166,7 +166,7 @@ def _load_item(item: SavedItem, target: Any, context: Context) -> Any:
         return items_lib.restore_item(item, None)
     if item.kind != "tree":
         return items_lib.restore_item(item, args_lib.StandardRestore(target))
-    return items_lib.restore_like(
+    return items_lib.restore_tree(
         item, target, fits_shapes=context.fits_shapes, partial=context.partial_load
     )
 

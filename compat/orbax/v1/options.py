@@ -10,7 +10,6 @@ import copy
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from ..options import AsyncOptions as AsyncOptions
@@ -300,12 +299,7 @@ class Context:
         _add_active(self.options, 1)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         _add_active(self.options, -1)
         _current.reset(self._tokens.pop())
 
