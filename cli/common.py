@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import math
@@ -54,7 +55,38 @@ S = TypeVar("S")
 T = TypeVar("T")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 SHOW_AFTER_S = 1.0
-SECONDS = click.FloatRange(0)
+GROUPS = {
+    "Launching": (
+        "num_processes min_processes capacity_file num_slices address resources job_id host"
+        " insecure compile_cache orbax"
+    ),
+    "Restarting": (
+        "max_failures max_preemptions grace_s commit_grace_s preemption_grace_s stall_timeout_s"
+        " startup_timeout_s heartbeat_timeout_s standby preload requeue"
+    ),
+    "Watching": ("straggler_steps view web web_port log_dir as_json metrics_port metrics_host"),
+}
+"""The parameters of what starts jobs, by the group in which their help stands."""
+
+
+class _LaunchCommand(click.Command):
+    """A command that starts a job, whose help has its options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        group_of = {name: title for title, names in GROUPS.items() for name in names.split()}
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in (*GROUPS, "Options")}
+        for each in self.get_params(ctx):
+            record = each.get_help_record(ctx)
+            if record is not None and isinstance(each, click.Option):
+                sections[group_of.get(str(each.name), "Options")].append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+launch_command = functools.partial(
+    click.command, cls=_LaunchCommand, context_settings={"allow_interspersed_args": False}
+)
 
 
 def _complete(kind: str) -> Callable[..., list[CompletionItem]]:
@@ -86,46 +118,34 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 local_option = click.option(
     "--local",
     metavar="FOLDER",
-    default=None,
     shell_complete=_complete("dir"),
     help="The folder of the local tier on this host, for its steps too.",
 )
-stall_timeout_option = click.option(
-    "--stall-timeout-s",
-    type=click.FloatRange(0, min_open=True),
-    default=math.inf,
-    metavar="SECONDS",
-    help=(
-        "Without a step of all, or of one that is behind, the job hangs: it is said who and where,"
-        " and restarted.  [default: never]"
-    ),
+
+
+def _seconds_option(name: str, default: float, help: str) -> Callable[[_Command], _Command]:
+    return click.option(
+        name,
+        type=click.FloatRange(0),
+        default=default,
+        show_default=True,
+        metavar="SECONDS",
+        help=help,
+    )
+
+
+grace_s_option = _seconds_option(
+    "--grace-s", 5.0, "From SIGTERM to SIGKILL for what is left after a failure."
 )
-straggler_steps_option = click.option(
-    "--straggler-steps",
-    type=click.FloatRange(1),
-    default=math.inf,
-    metavar="STEPS",
-    help="Say who is so many steps behind the median, and where.  [default: never]",
-)
-grace_s_option = click.option(
-    "--grace-s",
-    type=SECONDS,
-    default=5.0,
-    show_default=True,
-    help="From SIGTERM to SIGKILL for what is left after a failure.",
-)
-commit_grace_s_option = click.option(
-    "--commit-grace-s",
-    type=SECONDS,
-    default=600.0,
-    show_default=True,
-    help="To end a save that a failure did not spoil.",
+commit_grace_s_option = _seconds_option(
+    "--commit-grace-s", 600.0, "To end a save that a failure did not spoil."
 )
 heartbeat_timeout_option = click.option(
     "--heartbeat-timeout-s",
     type=click.FloatRange(0.1),
     default=60.0,
     show_default=True,
+    metavar="SECONDS",
     help="Silence after which a host is lost.",
 )
 insecure_option = click.option(
@@ -220,18 +240,25 @@ def restart_options(
         ),
         grace_s_option,
         commit_grace_s_option,
+        _seconds_option("--preemption-grace-s", 120.0, "To save and leave after a notice."),
         click.option(
-            "--preemption-grace-s",
-            type=SECONDS,
-            default=120.0,
-            show_default=True,
-            help="To save and leave after a notice.",
+            "--stall-timeout-s",
+            type=click.FloatRange(0, min_open=True),
+            default=math.inf,
+            metavar="SECONDS",
+            help=(
+                "Without a step of all, or of one that is behind, the job hangs: it is said who and"
+                " where, and restarted.  [default: never]"
+            ),
         ),
-        stall_timeout_option,
-        straggler_steps_option,
         click.option(
-            "--startup-timeout-s", type=SECONDS, default=600.0, show_default=True, help=startup
+            "--straggler-steps",
+            type=click.FloatRange(1),
+            default=math.inf,
+            metavar="STEPS",
+            help="Say who is so many steps behind the median, and where.  [default: never]",
         ),
+        _seconds_option("--startup-timeout-s", 600.0, startup),
     )
 
     def add(command: _Command) -> _Command:
@@ -246,8 +273,8 @@ def take_policy(options: dict[str, Any]) -> RestartPolicy:
     """Takes the fields of RestartPolicy out of `options`."""
     from holdfast.launch import RestartPolicy
 
-    names = [each.name for each in fields(RestartPolicy) if each.name in options]
-    chosen = {name: options.pop(name) for name in names}
+    names = {each.name for each in fields(RestartPolicy)}
+    chosen = {name: options.pop(name) for name in names & options.keys()}
     if chosen["max_preemptions"] is None:
         chosen["max_preemptions"] = chosen["max_failures"]
     return RestartPolicy(**chosen)
@@ -363,12 +390,13 @@ class EachStep:
         self._failed: Failure | None = None
         self.done = 0
 
-    def run(self, steps: Iterable[S], work: Callable[[S], T]) -> Iterator[tuple[S, T | Failure]]:
-        """Does `work` on each; yields what it returns, or how it failed. Raises Failure where that
-        is not damage, and nothing was done before.
+    def run(self, steps: Iterable[S], work: Callable[[S], T]) -> list[tuple[S, T | Failure]]:
+        """Does `work` on each; returns what each returned, or how it failed. Raises Failure where
+        that is not damage, and nothing was done before.
         """
         from holdfast.checkpoint import StepGone
 
+        outcomes: list[tuple[S, T | Failure]] = []
         for step in steps:
             try:
                 with sentences():
@@ -382,12 +410,13 @@ class EachStep:
                     self._failed = failure
                 else:
                     raise
-                yield step, failure
+                outcomes.append((step, failure))
                 if self._failed is not None:
-                    return
+                    break
             else:
                 self.done += 1
-                yield step, done
+                outcomes.append((step, done))
+        return outcomes
 
     @property
     def errors(self) -> list[str]:
@@ -427,9 +456,9 @@ def print_json(value: Mapping[str, Any]) -> None:
 class Meter:
     """Counts bytes for a progress bar, from any thread; `expect` sets how many there will be."""
 
-    def __init__(self, bar: Progress, what: str, total_bytes: int | None) -> None:
+    def __init__(self, bar: Progress, what: str) -> None:
         self._bar = bar
-        self._task = bar.add_task(what, total=total_bytes)
+        self._task = bar.add_task(what, total=None)
 
     def __call__(self, done_bytes: int) -> None:
         """Moves the bar."""
@@ -447,9 +476,7 @@ class Meter:
 
 
 @contextlib.contextmanager
-def progress_bar(
-    what: str, total_bytes: int | None = None, *, counts: bool = True
-) -> Iterator[Meter]:
+def progress_bar(what: str, *, counts: bool = True) -> Iterator[Meter]:
     """Shows a bar on stderr once the block has lasted a second.
 
     It does so on a terminal only, and not with --json. Without `counts` nothing is measured: the
@@ -470,7 +497,7 @@ def progress_bar(
     if bar.console.is_terminal and not wants_json():
         timer.start()
     try:
-        yield Meter(bar, what, total_bytes)
+        yield Meter(bar, what)
     finally:
         timer.cancel()
         if timer.ident is not None:

@@ -48,7 +48,6 @@ Exit codes: 0 done, 3 nothing there, 4 damaged, 5 refused or failed."""
 @click.option(
     "--step",
     type=int,
-    default=None,
     help="Convert this step of the root SRC (default: the latest).",
 )
 @click.option("--all", "every", is_flag=True, help="Convert every step of the root SRC.")
@@ -65,13 +64,11 @@ Exit codes: 0 done, 3 nothing there, 4 damaged, 5 refused or failed."""
 @click.option(
     "--shard-bytes",
     type=int,
-    default=None,
     help="safetensors: start another file after so many bytes.",
 )
 @click.option(
     "--shards",
     type=click.IntRange(1),
-    default=None,
     help="safetensors: write so many files (default: as many as they were).",
 )
 @click.option(
@@ -83,7 +80,6 @@ Exit codes: 0 done, 3 nothing there, 4 damaged, 5 refused or failed."""
 @click.option(
     "--process",
     type=int,
-    default=None,
     help="Of what was kept per process, take this process's (default: all).",
 )
 @single_writer_option
@@ -94,9 +90,11 @@ def convert(
     *,
     step: int | None,
     every: bool,
+    to: str,
+    names: str | None,
     single_writer: bool,
     as_json: bool,
-    **chosen: Any,
+    **options: Any,
 ) -> None:
     """Write the checkpoint in SRC (of a root: its latest step) into DST in another layout.
 
@@ -106,13 +104,12 @@ def convert(
     written.
     """
     each = EachStep(several=every)
-    conversion = Conversion(dst, single_writer, **chosen)
+    conversion = Conversion(dst, single_writer, to, names, options)
     with sentences():
         if every:
             conversion.write_all(src, each)
         else:
-            for _ in each.run([step], lambda step: conversion.write(src, step)):
-                pass
+            each.run([step], lambda step: conversion.write(src, step))
     if as_json:
         print_json({"converted": conversion.written, "errors": each.errors})
     else:
@@ -123,18 +120,15 @@ def convert(
 
 @dataclass
 class Conversion:
-    """What is written where, how, and what has come of it. The fields are the options."""
+    """What is written where, how, and what has come of it. `options` are those of `convert` in
+    `holdfast.checkpoint.tools`.
+    """
 
     dst: str
     single_writer: bool
     to: str
-    items: tuple[str, ...]
-    under: str
     names: str | None
-    shards: int | None
-    shard_bytes: int | None
-    beside: str | None
-    process: int | None
+    options: dict[str, Any]
     written: list[dict[str, str]] = field(default_factory=list)
 
     def write_all(self, src: str, each: EachStep) -> None:
@@ -149,8 +143,7 @@ class Conversion:
             return
         left = left_steps(storage, steps)
         going = [step for step in steps if step not in left]
-        for _ in each.run(going, lambda step: self._write_step(storage, step, *steps[step])):
-            pass
+        each.run(going, lambda step: self._write_step(storage, step, *steps[step]))
         for step in sorted(left):
             hint = f"`--step {step}` writes it"
             click.echo(f"step {step} was left behind, and is not written: {hint}", err=True)
@@ -192,15 +185,10 @@ class Conversion:
                 checkpoint,
                 StorePath(store, folder),
                 self.to,
-                items=self.items,
-                under=self.under,
                 rename=rename,
-                process=self.process,
-                shards=self.shards,
-                shard_bytes=self.shard_bytes,
-                beside=self.beside,
                 claims=open_claims(store, single_writer=self.single_writer),
                 progress=meter,
+                **self.options,
             )
         info = checkpoint.info
         self.written.append({"from": info.path, "was": info.layout, "to": where, "layout": self.to})

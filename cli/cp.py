@@ -40,7 +40,7 @@ Exit codes: 0 done and verified, 3 nothing there, 4 damaged (the other steps are
 )
 @folder_argument("src")
 @folder_argument("dst")
-@click.option("--step", type=int, default=None, help="Copy this step of the root SRC alone.")
+@click.option("--step", type=int, help="Copy this step of the root SRC alone.")
 @single_writer_option
 @json_option
 def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool) -> None:
@@ -68,8 +68,7 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
             paths = StorePath(storage, name), StorePath(target, name)
             copies.add(name, copy_checkpoint(*paths, claims, meter))
 
-        for _ in each.run(folders, copy):
-            pass
+        each.run(folders, copy)
     if as_json:
         errors = each.errors
         print_json({**asdict(copies), "verified": not errors, "errors": errors})

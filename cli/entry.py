@@ -36,7 +36,7 @@ _GROUPS = {
         "task": "Run a command as one process of a job of srun or mpirun.",
     },
 }
-_COMMANDS = {name for commands in _GROUPS.values() for name in commands}
+_SUMMARIES = {name: said for commands in _GROUPS.values() for name, said in commands.items()}
 
 # They import for a second longer, and mind interrupts after that.
 _IMPORTING = ("run", "ray", "slurm")
@@ -44,10 +44,10 @@ _IMPORTING = ("run", "ray", "slurm")
 
 class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
+        return sorted(_SUMMARIES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in _SUMMARIES:
             return None
         module = importlib.import_module(f"holdfast.cli.{cmd_name}")
         command: Any = getattr(module, cmd_name)
@@ -60,14 +60,13 @@ class _Lazy(click.Group):
         # By the table above: click itself would import every command.
         names = [
             CompletionItem(name, help=summary)
-            for commands in _GROUPS.values()
-            for name, summary in commands.items()
+            for name, summary in _SUMMARIES.items()
             if name.startswith(incomplete)
         ]
         return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(map(len, _COMMANDS))
+        width = max(map(len, _SUMMARIES))
         for title, commands in _GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl(

@@ -9,6 +9,7 @@ import click
 from .common import (
     command_argument,
     insecure_option,
+    launching,
     num_processes_option,
     pairs_option,
     slices_option,
@@ -34,10 +35,8 @@ def kubernetes(**options: Any) -> None:
     \b
     holdfast kubernetes --name train -n 4 --image reg/train:1 -- python train.py
     """
-    from holdfast.launch import KubernetesJob, render_kubernetes
+    with launching():
+        from holdfast.launch import KubernetesJob, render_kubernetes
 
-    try:
         manifest = render_kubernetes(KubernetesJob(**options))  # each option is one of its fields
-    except (ValueError, ImportError) as error:
-        raise click.UsageError(str(error)) from error
     click.echo(manifest, nl=False)

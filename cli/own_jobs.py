@@ -68,7 +68,10 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
             f" that the launcher printed{last}"
         )
         code = EXIT_NOTHING
-    jobs = [_running_facts(job) for job, _ in running] + [_ended_facts(job) for job in ended]
+    jobs = [_facts(job, job.attempt, "running", began_s=job.unix_s) for job, _ in running]
+    jobs += [
+        _facts(job, job.launcher["attempt"], job.how, ended_s=job.ended_unix_s) for job in ended
+    ]
     if as_json:
         print_json({"error": message, "exit_code": code, "jobs": jobs})
         raise Failure(message, code, printed=True)
@@ -83,30 +86,24 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
     sys.exit(code)
 
 
-def _running_facts(job: RunningJob) -> dict[str, Any]:
-    return {
-        "job": job.job_id,
-        "attempt": job.attempt,
-        "state": "running",
-        "began_s": job.unix_s,
-        "ended_s": None,
-        "command": job.command,
-        "folder": job.folder,
-        "address": job.address,
-    }
-
-
 def _ended_jobs() -> list[LaunchedJob]:
     return [job for job in launched_jobs() if job.ended_unix_s is not None]
 
 
-def _ended_facts(job: LaunchedJob) -> dict[str, Any]:
+def _facts(
+    job: RunningJob | LaunchedJob,
+    attempt: int,
+    state: str,
+    *,
+    began_s: float | None = None,
+    ended_s: float | None = None,
+) -> dict[str, Any]:
     return {
         "job": job.job_id,
-        "attempt": job.launcher["attempt"],
-        "state": job.how,
-        "began_s": None,
-        "ended_s": job.ended_unix_s,
+        "attempt": attempt,
+        "state": state,
+        "began_s": began_s,
+        "ended_s": ended_s,
         "command": job.command,
         "folder": job.folder,
         "address": job.address,

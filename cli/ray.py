@@ -14,6 +14,7 @@ from .common import (
     insecure_option,
     job_id_option,
     json_at_end_option,
+    launch_command,
     launching,
     min_processes_option,
     num_processes_option,
@@ -34,7 +35,7 @@ def _amounts(resources: dict[str, str]) -> dict[str, float]:
         raise click.UsageError(f"--resource: expected NAME=AMOUNT: {error}") from None
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@launch_command()
 @num_processes_option
 @min_processes_option
 @click.option(

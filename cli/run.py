@@ -18,6 +18,7 @@ from .common import (
     heartbeat_timeout_option,
     job_id_option,
     json_at_end_option,
+    launch_command,
     launching,
     min_processes_option,
     num_processes_option,
@@ -96,7 +97,7 @@ def without_effect(chosen: Mapping[str, Any]) -> dict[str, str]:
     return idle
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@launch_command()
 @num_processes_option
 @min_processes_option
 @click.option(

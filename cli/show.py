@@ -54,8 +54,8 @@ Examples:
 Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
 )
 @folder_argument("path")
-@click.option("--step", type=int, default=None, help="Show this step of a root.")
-@click.option("--item", default=None, help="Show this item alone.")
+@click.option("--step", type=int, help="Show this step of a root.")
+@click.option("--item", help="Show this item alone.")
 @click.option("--path", "under", default="", help="Show the leaves below this path alone.")
 @click.option(
     "--stats", is_flag=True, help="Read the arrays: min, max, mean, NaNs and a histogram of each."
@@ -67,7 +67,6 @@ Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
 @click.option(
     "--since",
     type=int,
-    default=None,
     help="Read this step too, and say which share of each leaf has changed since.",
 )
 @click.option(

@@ -13,6 +13,7 @@ from .common import (
     command_argument,
     heartbeat_timeout_option,
     insecure_option,
+    launch_command,
     launching,
     refuse,
     restart_options,
@@ -27,7 +28,7 @@ def without_effect(chosen: Mapping[str, Any]) -> dict[str, str]:
     return {}
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@launch_command()
 @restart_options(
     3,
     0,

@@ -17,10 +17,6 @@ from .common import (
     refuse,
 )
 
-_OF_A_COORDINATOR_OF_OURS = (
-    "is for a coordinator that process 0 starts: leave it out, or --coordinator"
-)
-
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
@@ -74,8 +70,8 @@ def task(command: tuple[str, ...], report: bool, **options: Any) -> None:
     from holdfast.launch import JobError, TaskSettings, run_task
 
     if options["coordinator"] is not None:
-        refuse(dict.fromkeys(("--host", "--rendezvous", "--insecure"), _OF_A_COORDINATOR_OF_OURS))
-
+        why = "is for a coordinator that process 0 starts: leave it out, or --coordinator"
+        refuse(dict.fromkeys(("--host", "--rendezvous", "--insecure"), why))
     try:
         code = run_task(command, os.environ, TaskSettings(**options), report=report)
     except (ValueError, JobError, OSError, ImportError) as error:

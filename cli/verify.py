@@ -41,7 +41,7 @@ Examples:
 Exit codes: 0 whole, 3 nothing there, 4 damaged, 5 could not be read."""
 )
 @folder_argument("path")
-@click.option("--step", type=int, default=None, help="Verify this step of a root.")
+@click.option("--step", type=int, help="Verify this step of a root.")
 @click.option("--all", "every", is_flag=True, help="Verify every step of a root.")
 @local_option
 @json_option

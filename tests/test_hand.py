@@ -41,8 +41,8 @@ MOST_TOKENS = {
     "multihost": 48.3,
     "checkpoint": 198.0,
     "launch": 46.8,
-    "compat": 35.8,
-    "web": 8.9,
+    "compat": 35.6,
+    "web": 8.8,
     "cli": 20.6,
 }
 

@@ -57,11 +57,35 @@ def test_the_help_lists_every_command_in_its_group(columns: int) -> None:
         assert command.help.split()[0] == verb, name
 
 
+@pytest.mark.parametrize("columns", [60, 80, 120])
 @pytest.mark.parametrize("name", main.list_commands(click.Context(main)))
-def test_the_help_of_a_command_fits_a_terminal(name: str) -> None:
-    """Its examples too, which are not wrapped, in 80 columns."""
-    said = CliRunner().invoke(main, [name, "--help"], terminal_width=80).output
-    assert [line for line in said.splitlines() if len(line) > 80] == []
+def test_the_help_of_a_command_fits_a_terminal(name: str, columns: int) -> None:
+    """At any width. Examples are not wrapped, so that they can be copied; they have 80 columns."""
+    ran = CliRunner().invoke(main, [name, "--help"], terminal_width=columns)
+    assert ran.exit_code == 0
+    wide = [line for line in ran.output.splitlines() if len(line) > columns]
+    examples = ("holdfast ", "#SBATCH ", "A map is JSON: ", '[["layers')
+    assert [line for line in wide if not line.strip().startswith(examples)] == []
+    assert [line for line in wide if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("name", ["ray", "run", "slurm"])
+def test_a_launchers_options_stand_in_groups(name: str) -> None:
+    """Each in one, with its help; what decides of restarts stands together."""
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    said = CliRunner().invoke(main, [name, "--help"], terminal_width=120).output
+    parts = re.split(r"^(\w+):$", said, flags=re.MULTILINE)
+    listed = {
+        title: re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)
+        for title, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+    assert [*listed] == ["Launching", "Restarting", "Watching", "Options"]
+    assert listed["Options"] == ["--help"]
+    shown = sorted(itertools.chain.from_iterable(listed.values()))
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    assert shown == sorted([each.opts[-1] for each in options if not each.hidden] + ["--help"])
+    assert {"--max-restarts", "--grace-s", "--stall-timeout-s"} <= {*listed["Restarting"]}
 
 
 NOTHING = {  # kind: what the sentence says
