@@ -29,4 +29,4 @@ with checkpoint.CheckpointManager(sys.argv[4]) as manager:
     manager.restore(1, {"w": state})
 multihost.shutdown()
 for span in spans.get_finished_spans():
-    print("span", f"{span.context.trace_id:032x}", span.name, flush=True)
+    print("span", span.to_json(indent=None), flush=True)
