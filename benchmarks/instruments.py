@@ -3,9 +3,10 @@
     .venv/bin/python benchmarks/instruments.py [--turns 7]
 
 Saves 200 MB in one array, and 4,000 small ones, into memory (/dev/shm), by one process for each
-way, in turns: one save of each before the next way has its turn. "save" ends when the step is
-committed, "blocked" when `save` returns. Prints medians, and their ratio to those with none. Spans
-of OpenTelemetry go to its SDK's own exporter in memory (`pip install opentelemetry-sdk`).
+way, in turns: ten saves of each before the next way has its turn, of which the median counts.
+"save" ends when the step is committed, "blocked" when `save` returns. Prints medians, and their
+ratio to those with none. Spans of OpenTelemetry go to its SDK's own exporter in memory
+(`pip install opentelemetry-sdk`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 WAYS = ("none", "jax.monitoring", "OpenTelemetry")
-WARM = 2  # saves before the clock: the first makes plans
+WARM = 1  # turn before the clock: the first save makes plans
+SAVES = 10  # of each state in a turn
 
 
 def states() -> dict[str, Any]:
@@ -58,7 +60,7 @@ def listen(way: str) -> list[Any]:
 
 
 def work(way: str) -> None:
-    """Saves each state at each line of stdin, and prints how long it took."""
+    """Saves each state at each line of stdin, and prints how long that took."""
     listen(way)
     from holdfast.checkpoint import CheckpointManager, KeepLast
 
@@ -67,14 +69,17 @@ def work(way: str) -> None:
             name: (CheckpointManager(Path(folder, name), keep_policy=KeepLast(1)), state)
             for name, state in states().items()
         }
-        for step, _ in enumerate(sys.stdin):
+        for turn, _ in enumerate(sys.stdin):
             taken = {}
             for name, (manager, state) in managers.items():
-                began_s = time.perf_counter()
-                manager.save(step, state)
-                blocked_s = time.perf_counter() - began_s
-                manager.wait_until_finished()
-                taken[name] = {"blocked": blocked_s, "save": time.perf_counter() - began_s}
+                figures: dict[str, list[float]] = {"blocked": [], "save": []}
+                for number in range(SAVES):
+                    began_s = time.perf_counter()
+                    manager.save(turn * SAVES + number, state)
+                    figures["blocked"].append(time.perf_counter() - began_s)
+                    manager.wait_until_finished()
+                    figures["save"].append(time.perf_counter() - began_s)
+                taken[name] = {figure: statistics.median(each) for figure, each in figures.items()}
             print(json.dumps(taken), flush=True)
         for manager, _ in managers.values():
             manager.close()
