@@ -32,8 +32,8 @@ class Abandoned(BaseException):
 class Stop:
     """Where a task stands: what it is about to do, which keys that touches, and how it may go.
 
-    It is `ready` when the function says so (None: always). Where nobody is ready time passes for
-    one that `can_time_out`.
+    It is `ready` when the function says so (None: always); until then it can die, where it may.
+    Where nobody is ready time passes for one that `can_time_out`.
     """
 
     label: str
@@ -67,6 +67,7 @@ class Task:
         self.is_main = True
         self.budget = 0  # faults that may still hit it
         self.may_crash = False
+        self.only_dies = False  # it waits: all that it can do now is die
         self.lock = _thread.allocate_lock()
         self.lock.acquire()
         self.blocked = ""  # the lock that it did not get
@@ -216,6 +217,9 @@ class Run:
             ready = [task for task in alive if task.stop.can_time_out]
         if not ready:
             return None
+        for task in alive:
+            task.only_dies = task not in ready
+        ready += [task for task in alive if task.only_dies and CRASH in task.stop.variants]
         try:
             return self._chooser.choose(self, ready, time_passes=time_passes)
         except Exception as error:

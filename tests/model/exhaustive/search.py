@@ -17,9 +17,9 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from .scheduler import CONFLICTS, Access, Run, Stop, Task
+from .scheduler import CONFLICTS, CRASH, Access, Run, Stop, Task
 
 
 class TooLarge(Exception):
@@ -175,6 +175,7 @@ class Search:
         self._clocks: list[dict[int, int]] = []
         self._last: dict[int, int] = {}
         self._index: dict[Hashable, tuple[dict[int, int], ...]] = {}
+        self._time = -1  # the last step that touched all there is
         self._slept = False
         run = self._build(self)
         self.last_run = run
@@ -213,12 +214,17 @@ class Search:
         if not awake:
             self._slept = True
             return None
-        task = awake[0]
-        if run.last is not None and run.last in awake:
+        going = [task for task in awake if not task.only_dies] or awake
+        task = going[0]
+        if run.last is not None and run.last in going:
             task = run.last
         # Nothing is ready, so that no step has shown an order between these.
         backtrack = [each.number for each in awake] if time_passes else [task.number]
-        stops = {each.number: each.stop for each in ready}
+        # Who waits sleeps by all that it waits for, and not by its death alone.
+        stops = {
+            each.number: replace(each.stop, variants=(CRASH,)) if each.only_dies else each.stop
+            for each in ready
+        }
         node = _Node(stops, sleep, backtrack, task.number)
         self._nodes.append(node)
         task.variant = node.choice.variant
@@ -242,7 +248,8 @@ class Search:
         event = len(self._events)
         number = task.number
         self._events.append((number, accesses))
-        previous = self._last.get(number, task.parent)
+        # When time passed nobody could go on: all that comes after it could not come before.
+        previous = max(self._last.get(number, task.parent), self._time)
         clock = dict(self._clocks[previous]) if previous >= 0 else {}
         if previous >= 0:
             clock[self._events[previous][0]] = previous
@@ -251,6 +258,7 @@ class Search:
         if accesses is None:
             for other, last in self._last.items():
                 clock[other] = last
+            self._time = event
             return
         earlier: set[int] = set()
         for key, mode in accesses:
