@@ -36,13 +36,13 @@ _TIME = "the time"
 class Site(Run):
     """One execution: the coordinator's keys, and the time, which passes where nobody can go on."""
 
-    def __init__(self, chooser: Chooser, *, dies: str, closes: bool) -> None:
+    def __init__(self, chooser: Chooser, *, dies: str, closes: str) -> None:
         super().__init__(chooser)
         self.keys: dict[str, bytes] = {}
         self.now_s = 0.0
         self.late_s: dict[str, float] = {}  # by process, how much more time has passed for it
         self.dies = dies  # the process that does, if any
-        self.closes = closes  # some process closes its sync point
+        self.closes = closes  # the processes that close their sync points
         self.builder = ""  # whose sync point is made, before all steps
         self.absent: set[str] = set()  # processes that have not come, and count as lost
         self.story: list[str] = []
@@ -62,7 +62,7 @@ class Site(Run):
         task = current_task()
         if task is None:
             return OK
-        if self.closes:
+        if task.process in self.closes:
             # Whether it is closed is looked at between steps, without one.
             accesses = [*accesses, (("closed", task.process), READ)]
         chosen = [OK]
@@ -310,6 +310,7 @@ class ModelThread:
             site.spawn(process, work, name)
 
     def is_alive(self) -> bool:
+        _site().step(f"looks at its {self._name}", [(self._key, READ)])
         return not self._has_ended
 
     def join(self, timeout_s: float) -> None:
