@@ -70,13 +70,16 @@ def take_back(mend: Mend, *, timeout_s: float = 300) -> Verdict:
             "-p",
             "no:cacheprovider",
         ]
-        done = subprocess.run(
-            [*pytest, "-m", "slow or not slow", mend.found_by],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": folder, "PYTEST_ADDOPTS": ""},
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
+        try:
+            done = subprocess.run(
+                [*pytest, "-m", "slow or not slow", mend.found_by],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": folder, "PYTEST_ADDOPTS": ""},
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+            )
+        except subprocess.TimeoutExpired:
+            return Verdict(False, f"its test had not ended after {timeout_s:g} s")
     is_found = done.returncode == A_FAILED_TEST and "\nFAILED " in done.stdout
     return Verdict(is_found, _what_it_says(done.stdout + done.stderr))

@@ -165,6 +165,7 @@ def test_states_that_nobody_wrote_are_errors_of_the_checkpoint() -> None:
     for state in (
         {"$pickle": "x"},
         {"$array": ["no-such-type", [1], "", False]},
+        {"$array": ["f4,(", [1], "", False]},
         {"$array": ["O", [1], "AAAAAAAAAAA=", False]},
         {"$array": [[["a", "O"]], [1], "AAAAAAAAAAA=", False]},
         {"$array": [[["a"]], [1], "", False]},

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointManager, StepGone, StepNotFound
@@ -21,6 +23,7 @@ from holdfast.checkpoint.agreement.save_protocol import (
 )
 from holdfast.checkpoint.local_tier.local_steps import LocalSteps
 from holdfast.checkpoint.saving.commit import EffectPerformer
+from holdfast.checkpoint.step_catalog import StepCatalog
 from holdfast.multihost import ClusterGroup
 from tests.support.local_hosts import Job, job, state
 from tests.support.told_stores import told_url
@@ -109,6 +112,34 @@ def test_what_is_deleted_is_served_no_more(tmp_path: Path) -> None:
         second.save(7)
         servers = [manager._catalog.tier._place.meeting.server for manager in second.managers]
         assert [server.statistics()["parts"] for server in servers] == [2, 2]  # own, and a copy
+
+
+def test_structure_of_a_step_that_lands_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit whose end nobody knows lands once one process has looked, and before the primary
+    does: the primary's look is everybody's, and all read the store.
+    """
+    looked = threading.Event()
+    real = StepCatalog._is_stored
+
+    def is_stored(catalog: StepCatalog, step: int) -> bool:
+        found = real(catalog, step)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(StepCatalog, "_is_stored", is_stored)
+    with CheckpointManager(tmp_path / "other") as other:
+        other.save(9, {"w": np.arange(3)})
+    with job(tmp_path / "root", [tmp_path / "host0", tmp_path / "host1"]) as first:
+
+        def look(rank: int, manager: CheckpointManager) -> int:
+            if rank == 0:
+                assert looked.wait(20)
+                shutil.copytree(tmp_path / "other" / "9", tmp_path / "root" / "9")
+            return manager.structure(9).step
+
+        assert first.each(look) == [9, 9]
 
 
 def test_a_large_record_comes_from_the_primary(

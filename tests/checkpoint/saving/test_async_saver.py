@@ -438,8 +438,10 @@ def test_what_one_process_cannot_prepare_is_everybodys(tmp_path: Path) -> None:
     step is there, also where nobody could prepare it.
     """
 
+    options = Options(save_timeout_s=20)
+
     def work(group: Group) -> list[object]:
-        with CheckpointManager(tmp_path, group=group) as manager:
+        with CheckpointManager(tmp_path, group=group, options=options) as manager:
             told: list[object] = []
             for step, bad in ((1, {1}), (2, {0, 1})):
                 tree = {"w": object() if group.index in bad else np.arange(4)}

@@ -86,7 +86,7 @@ def test_an_unread_pipe_holds_up_nobody() -> None:
 def test_a_line_waits_for_nobody_who_does_not_read() -> None:
     """More lines than a pipe holds come back at once, and are there once somebody reads."""
     read, write = os.pipe()
-    with os.fdopen(write, "w") as pipe, os.fdopen(read) as reader:
+    with os.fdopen(write, "w", buffering=1) as pipe, os.fdopen(read) as reader:
         output = ConsoleOutput(pipe, io.StringIO(), 1)
 
         def print_lines() -> None:
