@@ -28,7 +28,7 @@ from tests.support.paths import ROOT
 
 # They need what `make slow` alone installs.
 SLOW = {"libraries.md: Brax", "libraries.md: Keras"}
-WITH_A_JOB = {"trainer.md", "hangs.md"}  # tests/test_tutorials.py types their commands
+WITH_A_JOB = {"trainer.md", "watching.md"}  # tests/test_tutorials.py types their commands
 PARTS = list(parts())
 DOCS = ROOT / "docs"
 WORDS = 26_000  # on all pages; only fewer

@@ -25,14 +25,14 @@ from tests.support.wheel import EmptyEnvironment, build_wheel
 
 _INSTALLING = 3  # commands: a virtual environment, its activation, pip install
 _TRAINER = ROOT / "docs" / "trainer.md"
-_HANG = ROOT / "docs" / "hangs.md"
+_HANG = ROOT / "docs" / "watching.md"
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # What the second run prints: that it goes on, or that nothing is left to do.
 _AGAIN = {
     "README.md": "begins after step 30",
 }
 # A training that goes on from its last step prints the same end again.
-_SAME_END = ("libraries.md: Equinox", "libraries.md: grain", "policies.md")
+_SAME_END = ("libraries.md: Equinox", "libraries.md: grain", "concepts.md")
 
 _OWN_JOBS: dict[str, str] = {}
 
