@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.coordination.mounts import boot_id
@@ -67,7 +67,7 @@ class FreeMemory:
     sharers: int = 1
 
 
-def divide(levels: Sequence[MemoryLevel], sharers: Sharers) -> FreeMemory:
+def divide(levels: Iterable[MemoryLevel], sharers: Sharers) -> FreeMemory:
     """Returns the smallest of a process's parts of what is free at each level. Pure."""
     parts = [
         FreeMemory(
@@ -162,19 +162,15 @@ class MemoryBudget:
             return FreeMemory(max(0, self.bound_bytes - USE.held_bytes))
         return divide(self._levels(), self.sharers)
 
-    def _levels(self) -> list[MemoryLevel]:
-        """Returns the levels as they are: memory that is used again is not free, though the kernel
-        says so. The other processes are taken to use as much of it.
+    def _levels(self) -> Iterator[MemoryLevel]:
+        """Yields the levels as they are: memory that is used again is not free, though the kernel
+        says so until it looks for pages to take. The other processes are taken to use as much.
         """
-        reused = POOL.reused_bytes()
-        return [
-            replace(
-                level,
-                free_bytes=max(0, level.free_bytes - self.sharers.of(level) * reused),
-                most_bytes=max(0, level.most_bytes - self.sharers.of(level) * reused),
-            )
-            for level in self.look()
-        ]
+        for level in self.look():
+            used = min(level.lazy_bytes, self.sharers.of(level) * POOL.reused_bytes())
+            free = max(0, level.free_bytes - used)
+            most = max(0, level.most_bytes - used)
+            yield replace(level, free_bytes=free, most_bytes=most)
 
     def free_for(self, nbytes: int) -> FreeMemory:
         """Returns what `free` does, to take so many bytes; a little may be taken unasked, since to

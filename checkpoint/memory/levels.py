@@ -26,7 +26,8 @@ class MemoryLevel:
 
     `free_bytes` may be taken now: clean file pages count as free, as the kernel reclaims them at
     once. `most_bytes` may be taken in the end: dirty file pages are written out, and there is swap.
-    `folder` is that of the cgroup, "" for the machine.
+    `folder` is that of the cgroup, "" for the machine. So much as `lazy_bytes` of both may be pages
+    that a process has marked as free, and has written since.
     """
 
     name: str
@@ -34,6 +35,7 @@ class MemoryLevel:
     free_bytes: int
     most_bytes: int
     folder: str = ""
+    lazy_bytes: int = UNLIMITED_BYTES
 
 
 def find_levels(read: Read) -> list[MemoryLevel]:
@@ -58,7 +60,15 @@ def _cgroup_levels(read: Read, swap_bytes: int) -> Iterator[MemoryLevel]:
     for folder in place.folders(read):
         usage = (_usage_v1 if place.is_v1 else _usage_v2)(read, folder)
         if usage is not None:
-            yield _level_of(usage, place.name_of(folder), folder, swap_bytes)
+            swap = min(swap_bytes, usage.swap_bytes)
+            yield MemoryLevel(
+                place.name_of(folder),
+                usage.limit_bytes,
+                max(0, usage.left_bytes + usage.clean_bytes),
+                max(0, usage.left_bytes + usage.file_bytes + swap),
+                folder=folder,
+                lazy_bytes=usage.lazy_bytes,
+            )
 
 
 def find_cgroup_folders(read: Read) -> list[str]:
@@ -152,22 +162,11 @@ def _place_in(mount: _Mount, path: str) -> _Place:
 
 class _Usage(NamedTuple):
     limit_bytes: int
-    used_bytes: int
+    left_bytes: int  # less than none where more is used
     clean_bytes: int  # of file pages
     file_bytes: int  # of file pages, clean or not
     swap_bytes: int  # that may still be swapped out
-
-
-def _level_of(usage: _Usage, name: str, folder: str, swap_bytes: int) -> MemoryLevel:
-    left = usage.limit_bytes - usage.used_bytes
-    swap = min(swap_bytes, usage.swap_bytes)
-    return MemoryLevel(
-        name,
-        usage.limit_bytes,
-        max(0, left + usage.clean_bytes),
-        max(0, left + usage.file_bytes + swap),
-        folder,
-    )
+    lazy_bytes: int  # on the kernel's lists of file pages, and of no file
 
 
 def _usage_v2(read: Read, folder: str) -> _Usage | None:
@@ -212,7 +211,10 @@ def _usage(
 ) -> _Usage:
     file_bytes = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
     clean_bytes = max(0, file_bytes - sum(stat.get(name, 0) for name in dirty))
-    return _Usage(limit, in_use, clean_bytes, file_bytes, swap)
+    # Without pages of memory that has a name, which are on other lists.
+    cached_bytes = stat.get(f"{prefix}cache", stat.get("file", 0)) - stat.get(f"{prefix}shmem", 0)
+    lazy_bytes = max(0, file_bytes - cached_bytes)
+    return _Usage(limit, limit - in_use, clean_bytes, file_bytes, swap, lazy_bytes=lazy_bytes)
 
 
 def _number(text: str | None) -> int | None:

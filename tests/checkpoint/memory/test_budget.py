@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -96,6 +97,20 @@ def test_memory_in_use_again_is_not_free(monkeypatch: pytest.MonkeyPatch) -> Non
     assert both.has_room_for_each(UNASKED_BYTES * 7 // 8)
     assert not both.has_room_for_each(UNASKED_BYTES * 7 // 8 + 1)
     assert MemoryBudget(look=lambda: [level(UNASKED_BYTES)]).free_bytes() == 0
+
+
+def test_memory_in_use_again_that_the_kernel_has_seen_is_taken_off_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is on the lists of files no more, and among what is used: what there is of it on them is
+    the most that is too much. Else a restore has no room beside what was restored before it.
+    """
+    monkeypatch.setattr(POOL, "reused_bytes", lambda: 3 * UNASKED_BYTES)
+    seen = replace(level(8 * UNASKED_BYTES, "/job"), lazy_bytes=UNASKED_BYTES)
+    budget = MemoryBudget(Sharers(4), look=lambda: [seen])
+    assert [each.most_bytes for each in budget.seen_levels(UNASKED_BYTES + 1)] == [
+        7 * UNASKED_BYTES
+    ]
 
 
 def test_what_is_held_is_counted() -> None:
