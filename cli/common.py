@@ -58,7 +58,7 @@ SHOW_AFTER_S = 1.0
 GROUPS = {
     "Launching": (
         "num_processes min_processes capacity_file num_slices address resources job_id host"
-        " insecure compile_cache orbax"
+        " spares insecure compile_cache orbax"
     ),
     "Restarting": (
         "max_failures max_preemptions grace_s commit_grace_s preemption_grace_s stall_timeout_s"

@@ -12,7 +12,7 @@ from holdfast.multihost import (
 
 from .engines.local import MetricsSettings, RunSettings, run_local
 from .engines.ray import engine as ray
-from .engines.slurm import run_slurm
+from .engines.slurm import SlurmSettings, run_slurm
 from .external.kubernetes import KubernetesJob
 from .external.kubernetes import render as render_kubernetes
 from .external.task import TaskSettings, run_task
@@ -36,6 +36,7 @@ __all__ = [
     "Preempted",
     "RestartPolicy",
     "RunSettings",
+    "SlurmSettings",
     "StandbySettings",
     "StartupFailed",
     "StartupTimeout",

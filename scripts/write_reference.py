@@ -108,7 +108,9 @@ TOPICS: dict[str, dict[str, str]] = {
     },
     "launch": {
         "Starting a job": "run_local run_slurm run_task ray",
-        "Settings": "RunSettings RestartPolicy StandbySettings MetricsSettings TaskSettings",
+        "Settings": (
+            "RunSettings SlurmSettings TaskSettings RestartPolicy StandbySettings MetricsSettings"
+        ),
         "Kubernetes": "KubernetesJob render_kubernetes",
         "How it ended": "JobResult DONE PREEMPTED HANG DO_NOT_RESTART",
         "Watching": "LiveView",

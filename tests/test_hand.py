@@ -40,7 +40,7 @@ MOST_TOKENS = {
     "coordination": 73.8,
     "multihost": 48.3,
     "checkpoint": 198.0,
-    "launch": 46.8,
+    "launch": 48.3,
     "compat": 35.6,
     "web": 8.8,
     "cli": 20.6,

@@ -101,7 +101,8 @@ PUBLIC = {
         """
         DONE DO_NOT_RESTART HANG PREEMPTED Fatal Hang JobError JobResult KubernetesJob
         LiveView MetricsSettings
-        Preempted RestartPolicy RunSettings StandbySettings StartupFailed StartupTimeout
+        Preempted RestartPolicy RunSettings SlurmSettings StandbySettings StartupFailed
+        StartupTimeout
         TaskSettings WorkerFailed ray
         render_kubernetes run_local run_slurm run_task
     """

@@ -26,6 +26,8 @@ STALLED_S = 8.0
 _UNPACED_S = 60.0  # for three steps of a job whose pace is not known yet
 BARRIER_S = 5.0
 """Who is at a barrier for so long waits, and somebody is missed."""
+LOST = " is lost: "
+"""In what the coordinator says of a process that fell silent."""
 _GATHERING_S = 10.0
 _NOBODY_S = 60.0  # without any process: a program may import for long before it joins
 _SLACK_S = 2.0  # a sign of life may be so late, and come half as often
@@ -170,7 +172,7 @@ def expected_s(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus)
 def _failed(evidence: Evidence) -> Iterator[Finding]:
     """Processes that have failed: those that said why come before those that fell silent."""
     failed = [task for task in evidence.status.tasks if task.state == coordination_pb2.ERROR]
-    for task in sorted(failed, key=lambda task: " is lost: " in task.error):
+    for task in sorted(failed, key=lambda task: LOST in task.error):
         why = own_words(task.task_id, task.error) or task.error
         is_sentence = why.startswith(f"process {task.task_id}")
         text = why if is_sentence else f"{who([task])} has failed: {why}"

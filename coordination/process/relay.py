@@ -52,7 +52,7 @@ from ..names import (
 from ..wire.doorway import Doorway
 from .job_folder import keep_from_cleaners, temporary_base
 from .relayed_session import RelayedSession, Upstream
-from .spawn import PROGRAM, SpawnedServer, start
+from .spawn import PROGRAM, SpawnedServer, close_pipes, start
 
 MESSAGES = {
     PROFILE_A: coordination_pb2,
@@ -97,7 +97,7 @@ class Relay(SpawnedServer):
         credentials.tls()
         # Not an argument, which all users could read.
         shown = _line(dataclasses.asdict(credentials))
-        first = _order(name, coordinator, process_ids)
+        first = cls.order(name, coordinator, process_ids)
         return cls(*start("relay", [*PROGRAM, "relay"], timeout_s, settings=shown + first))
 
     def serve(
@@ -113,12 +113,19 @@ class Relay(SpawnedServer):
 
         Raises CoordinationError where it does not answer within `timeout_s`.
         """
-        self._send(_order(name, coordinator, process_ids))
+        self._send(self.order(name, coordinator, process_ids))
         return self._next_address("relay", timeout_s)
 
     def end(self, name: str) -> None:
         """Closes the socket of that name, and all that is connected there."""
-        self._send(_line({"name": name}))
+        self._send(self.order(name))
+
+    @staticmethod
+    def order(name: str, coordinator: str | None = None, process_ids: Sequence[int] = ()) -> bytes:
+        """Returns the line by which whoever holds its input has it do what `serve` or, without a
+        coordinator, `end` does.
+        """
+        return _line({"name": name, "coordinator": coordinator, "process_ids": list(process_ids)})
 
     def _send(self, line: bytes) -> None:
         assert self._process.stdin is not None
@@ -137,19 +144,12 @@ class Relay(SpawnedServer):
         shutil.rmtree(Path(self.address.removeprefix(_UNIX)).parent, ignore_errors=True)
 
     def abandon(self) -> None:
-        """Lets go of the relay in a forked child, so that it still ends with its parent."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        """Lets go of the relay: it ends when no other process holds its input any more."""
+        close_pipes(self._process)
 
 
 def _line(value: object) -> bytes:
     return json.dumps(value).encode() + b"\n"
-
-
-def _order(name: str, coordinator: str, process_ids: Sequence[int]) -> bytes:
-    """Returns the line that has a relay serve an attempt."""
-    order = {"name": name, "coordinator": coordinator, "process_ids": list(process_ids)}
-    return _line(order)
 
 
 def request_of(path: str, body: bytes) -> Any | None:
@@ -280,9 +280,9 @@ async def _serve(credentials: Credentials, folder: str) -> None:
     doors: dict[str, _Door] = {}
     read = partial(asyncio.get_running_loop().run_in_executor, None, sys.stdin.buffer.readline)
     while line := await read():
-        order = json.loads(line)
-        name = order["name"]
-        coordinator = order.get("coordinator")
+        said = json.loads(line)
+        name = said["name"]
+        coordinator = said["coordinator"]
         if coordinator is None:
             if name in doors:
                 await doors.pop(name).close()
@@ -294,8 +294,9 @@ async def _serve(credentials: Credentials, folder: str) -> None:
                 channel = grpc.aio.secure_channel(coordinator, tls, options)
             doors[name] = _Door(Upstream(coordinator, *shown), channel, f"{folder}/{name}")
             await doors[name].open()
-        doors[name].upstream.process_ids.update(order["process_ids"])
-        print(f"relay at {_UNIX}{folder}/{name}", flush=True)
+        doors[name].upstream.process_ids.update(said["process_ids"])
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            print(f"relay at {_UNIX}{folder}/{name}", flush=True)
     for door in doors.values():
         await door.close()
 

@@ -60,7 +60,7 @@ class SpawnedServer:
             except subprocess.TimeoutExpired:
                 self._process.kill()
         self._process.wait()
-        _close_pipes(self._process)
+        close_pipes(self._process)
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +113,7 @@ def _address_of(process: Child[bytes], what: str, errors: IO[bytes], timeout_s: 
         return line.removeprefix(prefix)
     process.kill()
     process.wait()
-    _close_pipes(process)
+    close_pipes(process)
     errors.seek(0)
     printed = errors.read(10_000).decode(errors="replace").strip() or line
     why = f"it said: {printed}" if printed else f"it said nothing within {timeout_s:g} s"
@@ -133,7 +133,8 @@ def _first_line(process: Child[bytes], timeout_s: float) -> str:
     return printed.decode(errors="replace").strip()
 
 
-def _close_pipes(process: Child[bytes]) -> None:
+def close_pipes(process: Child[bytes]) -> None:
+    """Closes this process's ends of a server's input and output."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()

@@ -30,7 +30,7 @@ from holdfast.multihost.compiled.folder import (
     why_off,
 )
 
-from ..supervisor.engine import JobResult, start_failed
+from ..supervisor.engine import JobResult
 from ..supervisor.job import (
     Capacity,
     CoordinatorEnded,
@@ -54,7 +54,7 @@ from ..workers.environment import worker_env
 from ..workers.output import LogFiles, Output, console_unless
 from ..workers.process import OomKills, WorkerProcess
 from ..workers.standby import Standbys, StandbySettings, standbys_of
-from .base import NOT_STARTED, run_job
+from .base import run_job
 from .replacing import MOST_LOOKS, ReplacingEngine
 
 _POLL_S = 0.5  # how often the capacity file is read, and a standby asked whether it is ready
@@ -196,7 +196,7 @@ class LocalEngine(ReplacingEngine):
         self._environments = {}
         self._lives = {}
         self._begin_lives(frozenset(range(num_processes)))
-        self._start_all()
+        self._start_ordered()
         if self._standbys is not None:
             self._standbys.close()
 
@@ -234,7 +234,7 @@ class LocalEngine(ReplacingEngine):
             if (worker := self._workers.get(process)) is not None and worker.alive
         }
         if not before:
-            self._start_all()
+            self._start_ordered()
             return
         # Their ends are waited for, and each look takes seconds: the loop goes on meanwhile.
         threading.Thread(
@@ -259,17 +259,7 @@ class LocalEngine(ReplacingEngine):
             worker.wait(_KILLED_END_S)
         self._queue.put(partial(self._start_later, attempt))
 
-    def _start_later(self, attempt: int) -> list[Event]:
-        if attempt != self._attempt:
-            return []
-        try:
-            self._start_all()
-        except Exception as error:
-            self._call_off(None, NOT_STARTED)
-            return [start_failed(attempt, error)]
-        return []
-
-    def _start_all(self) -> None:
+    def _start_ordered(self) -> None:
         for process in sorted(self._to_start):
             self._start(process)
             self._to_start.discard(process)

@@ -7,9 +7,10 @@ from typing import Protocol
 
 from holdfast.proto import session_pb2
 
+from ..supervisor.engine import start_failed
 from ..supervisor.job import Event, Exited, Progressed, Rejoin, RestartPolicy
 from ..workers.output import Output
-from .base import BaseEngine
+from .base import NOT_STARTED, BaseEngine
 
 MOST_LOOKS = 4
 """At so many processes that are late: each takes up to 6 s."""
@@ -81,6 +82,21 @@ class ReplacingEngine(BaseEngine):
         self._lives |= dict.fromkeys(processes, self._attempt)
         for process in processes:
             self._gone.pop(process, None)
+
+    def _start_ordered(self) -> None:
+        """Starts the processes of the attempt that are still to start."""
+        raise NotImplementedError
+
+    def _start_later(self, attempt: int) -> list[Event]:
+        """Starts them, once there is room, unless the attempt is over by then."""
+        if attempt != self._attempt:
+            return []
+        try:
+            self._start_ordered()
+        except Exception as error:
+            self._call_off(None, NOT_STARTED)
+            return [start_failed(attempt, error)]
+        return []
 
     def _say_late(self, attempt: int, process: int, place: str) -> None:
         """Says where a process is that was to be in an attempt, and is replaced."""

@@ -1,13 +1,15 @@
-"""The engine of Slurm: inside an allocation, one job step an attempt.
+"""The engine of Slurm: inside an allocation, a job step for all that start together.
 
-The coordinator runs beside it in the batch step. A step is one `srun` of `holdfast task`, which
-reports by a marked line how each task ended: srun alone gives one exit code for all. What Slurm
-takes away is given back by `scontrol requeue`: a batch job that merely ended inside the grace
-period would count as completed.
+The coordinators run beside it in the batch step. A step is one `srun` of `holdfast task`, which
+reports by a marked line how each task ended: srun alone gives one exit code for all. What is
+ordered of a task goes by srun's input, which reaches each of them; scancel is for whole steps. Who
+is lost while others stay has a step of its own. What Slurm takes away is given back by `scontrol
+requeue`: a batch job that merely ended inside the grace period would count as completed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -15,29 +17,142 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from holdfast.coordination.address import own_host
+from holdfast.coordination.diagnosis.findings import LOST
+from holdfast.coordination.diagnosis.summary import counted
+from holdfast.multihost import Preempted
 from holdfast.multihost.start.launchers import slurm_attempt
 
-from ..external.task import MARK, TERMINATE
+from ..external.task import ALL, MARK
 from ..supervisor.engine import JobResult
-from ..supervisor.job import Event, Exited, Job, Reserve, Reserved, RestartPolicy, Stuck
+from ..supervisor.job import (
+    Event,
+    Exited,
+    Job,
+    Rejoin,
+    Replace,
+    Reserve,
+    Reserved,
+    RestartPolicy,
+)
 from ..supervisor.ledger import Errand
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from ..workers.output import Output, console_unless
 from ..workers.process import WorkerProcess
 from ..workers.secrets import JobSecrets, require_cryptography
 from ..workers.signals import passing_on
-from .base import BaseEngine, run_job
+from .base import run_job
+from .replacing import ReplacingEngine
 
 _LABELLED = re.compile(r"\s*(\d+): (.*)", re.DOTALL)
 _REQUEUE_WAIT_S = 120.0
 _COMMAND_TIMEOUT_S = 60.0
-_KILLED_END_S = 10.0  # for a step that got SIGKILL
+_KILLED_END_S = 10.0  # for what got SIGKILL
+_POLL_S = 0.5  # how often it looks who is lost
+_POLICY = RestartPolicy(max_failures=3)
 
 
-class SlurmEngine(BaseEngine):
+@dataclass(frozen=True, kw_only=True)
+class SlurmSettings:
+    """How a job runs in its allocation: `run_slurm(command, SlurmSettings(spares=1))`.
+
+    `host` is where tasks reach the coordinator (default: this node's name, or its address where the
+    name is loopback's; loopback where there is one node only). The job has a token and certificates
+    of its own, which srun hands to its tasks, unless `insecure`. So many nodes of the allocation
+    are `spares`: each stands for one that Slurm has lost.
+    """
+
+    restart: RestartPolicy = _POLICY
+    host: str | None = None
+    requeue: bool = True  # a preempted job
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S  # a process silent for so long is lost
+    insecure: bool = False
+    spares: int = 0
+
+
+_AS_IT_COMES = SlurmSettings()
+
+
+class _Step:
+    """One srun, and what its tasks have reported."""
+
+    def __init__(self, attempt: int, processes: Sequence[int], node: str) -> None:
+        self.attempt = attempt
+        self.processes = processes  # of the tasks, in order
+        self.node = node  # where it is to be; "": wherever Slurm has it
+        self.running = set(processes)
+        self._to_end: set[int] = set()
+        self._name = ""  # Slurm's, once a task has begun
+        self._told, orders = os.pipe()
+        os.set_blocking(orders, False)
+        self._orders = os.fdopen(orders, "wb", buffering=0)
+        self._srun: WorkerProcess | None = None
+
+    def start(
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        on_line: Callable[[str], None],
+        on_exit: Callable[[int], None],
+    ) -> None:
+        """Starts srun with further options, and what each task runs."""
+        command = [
+            "srun",
+            f"--ntasks={len(self.processes)}",
+            f"--input=/dev/fd/{self._told}",
+            "--label",
+            "--no-kill",
+            "--kill-on-bad-exit=0",
+            "--wait=0",
+            "--quit-on-interrupt",
+            *words,
+        ]
+        self._srun = WorkerProcess(
+            command, env, on_line=on_line, on_exit=on_exit, pass_fds=[self._told]
+        )
+        os.close(self._told)
+
+    @property
+    def could_not_begin(self) -> bool:
+        """Whether nobody has heard of its tasks, and nobody has ended them."""
+        return bool(self.running) and not (self._name or self._to_end)
+
+    def begin(self, name: str) -> None:
+        """Takes Slurm's name of the step."""
+        self._name = name
+
+    def order(self, line: bytes) -> None:
+        """Says a line to each task."""
+        with contextlib.suppress(OSError, ValueError):  # srun ends, or does not read
+            self._orders.write(line)
+
+    def close(self) -> None:
+        """Takes no order any more: srun has ended."""
+        self._orders.close()
+
+    def end(self, processes: frozenset[int] | None) -> str:
+        """Notes that processes (None: all) are to end. Returns the step's name where that ends its
+        last.
+        """
+        ends = self.running if processes is None else self.running & processes
+        self._to_end |= ends
+        if self.running - self._to_end or not (ends or processes is None):
+            return ""
+        if not self._name:
+            self.kill()
+        return self._name
+
+    def kill(self) -> None:
+        """Ends srun, and with it the step."""
+        if self._srun is not None:
+            self._srun.kill()
+
+
+class SlurmEngine(ReplacingEngine):
     """Runs a job's processes as tasks of job steps of this allocation."""
 
     def __init__(
@@ -48,27 +163,22 @@ class SlurmEngine(BaseEngine):
         output: Output,
         *,
         host: str,
-        policy: RestartPolicy,
-        secured: bool,
-        heartbeat_timeout_s: float,
+        settings: SlurmSettings,
     ) -> None:
-        super().__init__(output, policy)
+        super().__init__(output, settings.restart)
         self.errand = Errand(command)
         self._command = list(command)
         self._job_id = job_id
         self._env = dict(environment)
         self._host = host
         # Of the job: all attempts have their coordinators on this host.
-        self._secrets = JobSecrets.create([host]) if secured else None
-        self._heartbeat_timeout_s = heartbeat_timeout_s
-        # Of the next three: the reader of srun's output writes them.
-        self._lock = threading.Lock()
-        self._running: set[int] = set()
-        self._started: set[int] = set()
-        self._to_end: set[int] = set()  # of this attempt
-        self._step = ""
-        self._srun: WorkerProcess | None = None
-        self._coordinator: Coordinator | None = None
+        self._secrets = None if settings.insecure else JobSecrets.create([host])
+        self._heartbeat_timeout_s = settings.heartbeat_timeout_s
+        self._nodes: dict[int, str] = {}  # of the processes
+        self._states: dict[str, str] = {}  # of the allocation's nodes, as Slurm last said
+        # Of the next: the readers of what each srun prints write it.
+        self._changed = threading.Condition()
+        self._steps: list[_Step] = []  # those that run
 
     # --- Actions
 
@@ -76,8 +186,16 @@ class SlurmEngine(BaseEngine):
         self._queue.put(Reserved(action.attempt, action.max_processes))  # the allocation is ours
 
     def _launch(self, attempt: int, num_processes: int) -> None:
-        # That of an attempt whose step SIGKILL has not ended: this one fences it off.
-        self._close_coordinator()
+        # Those of an attempt whose step SIGKILL has not ended: this one fences it off.
+        self._close_coordinators()
+        self._open_attempt(attempt, num_processes)
+        everybody = range(num_processes)
+        self._lives = {}
+        self._begin_lives(frozenset(everybody))
+        self._start_step(everybody, options=[f"--nodes={self._env['SLURM_NNODES']}"])
+        self._to_start.clear()
+
+    def _open_attempt(self, attempt: int, num_processes: int) -> None:
         coordinator = Coordinator(
             self._job_id,
             attempt,
@@ -87,169 +205,241 @@ class SlurmEngine(BaseEngine):
             heartbeat_timeout_s=self._heartbeat_timeout_s,
         )
         self._coordinator = coordinator
+        self._num_processes = num_processes
         self._open_watch(coordinator.address, attempt, coordinator.credentials)
-        self._running = set(range(num_processes))
-        self._started = set()
-        self._to_end = set()
-        self._step = ""
-        secrets = self._secrets.to_env() if self._secrets else {}
-        self._srun = WorkerProcess(
-            [*_srun(num_processes), *self._task(attempt, coordinator.address)],
-            self._env | secrets,
-            on_line=lambda line: self._on_line(attempt, line),
-            on_exit=lambda code: self._on_srun_exit(attempt, code),
-        )
-        self._to_start.clear()
 
-    def _task(self, attempt: int, address: str) -> list[str]:
-        """Returns the command of each task of the step."""
+    def _start_step(
+        self, processes: Sequence[int], node: str = "", options: Sequence[str] = ()
+    ) -> None:
         main = "from holdfast.cli import main; main()"
         # -P: a module of the program may have the name of one that holdfast imports.
-        return [
+        task = [
             *(sys.executable, "-P", "-c", main, "task", "--report"),
-            *("--coordinator", address),
+            *("--coordinator", self._address),
             *("--job-id", self._job_id),
-            *("--attempt", str(attempt)),
+            *("--attempt", str(self._attempt)),
             *("--", *self._command),
         ]
+        secrets = self._secrets.to_env() if self._secrets else {}
+        step = _Step(self._attempt, processes, node)
+        self._steps.append(step)
+        step.start(
+            [*options, *task],
+            self._env | secrets,
+            partial(self._on_line, step),
+            partial(self._on_srun_exit, step),
+        )
 
-    def _on_line(self, attempt: int, line: str) -> None:
+    def _rejoin(self, action: Rejoin) -> None:
+        self._leave_attempt()
+        self._open_attempt(action.attempt, action.num_processes)
+        self._begin_lives(frozenset(self._to_start))
+        self._order("serve", action.attempt, self._address)
+        self._hand_over(action)
+
+    def _replace(self, action: Replace) -> None:
+        for process in sorted(self._staying & action.processes):
+            self._say_late(action.attempt, process, "")
+        self._begin_lives(action.processes)
+        self._kill(action.processes)
+        # Their ends are waited for, and Slurm is asked: the loop goes on meanwhile.
+        threading.Thread(
+            target=self._make_room,
+            args=(action.attempt, action.processes),
+            name="holdfast-replace",
+            daemon=True,
+        ).start()
+
+    def _make_room(self, attempt: int, processes: frozenset[int]) -> None:
+        self._await_end(processes, _KILLED_END_S)
+        nodes = self._env["SLURM_JOB_NODELIST"]
+        said = slurm("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N %t")
+        self._states = dict(line.split() for line in said.stdout.splitlines())
+        self._queue.put(partial(self._start_later, attempt))
+
+    def _start_ordered(self) -> None:
+        processes = sorted(self._to_start)
+        for node in sorted({self._nodes[process] for process in processes}):
+            self._leave_if_lost(node)
+        for process in processes:
+            node = self._nodes[process]
+            here = sorted(each for each, its in self._nodes.items() if its == node)
+            # The first that it names has a relay of its own.
+            others = [each for each in here if each != process]
+            says = {
+                "PROCID": process,
+                "STEP_NUM_TASKS": self._num_processes,
+                "LOCALID": here.index(process),
+                "GTIDS": ",".join(map(str, [process, *others])),
+            }
+            variables = [f"SLURM_{name}={value}" for name, value in says.items()]
+            options = ["--overlap", "--nodes=1", f"--nodelist={node}", "env", *variables]
+            self._start_step([process], node, options)
+            self._to_start.discard(process)
+
+    def _leave_if_lost(self, node: str) -> None:
+        """Has a spare node stand for one that is lost. Raises Preempted where none is left."""
+        lost = {name for name, state in self._states.items() if _is_lost(state)}
+        if node not in lost:
+            return
+        spares = self._states.keys() - lost - set(self._nodes.values())
+        if not spares:
+            raise Preempted(
+                f"Slurm has lost node {node}, and none is spare: with --spares 1, in an allocation"
+                " of one node more, the other processes would stay"
+            )
+        spare = min(spares)
+        self._output.say(f"node {spare} stands for {node}, which Slurm has lost")
+        for process, its in self._nodes.items():
+            if its == node:
+                self._nodes[process] = spare
+
+    def _on_line(self, step: _Step, line: str) -> None:
         labelled = _LABELLED.fullmatch(line)
         if labelled is None:
             self._output.say(line)
             return
-        process = int(labelled[1])
+        process = step.processes[int(labelled[1])]
         text, mark, words = labelled[2].partition(MARK)
         if text or not mark:
             self._output.line(process, text)
-        if mark:
-            self._on_report(attempt, process, words.split())
+        match words.split():
+            case ["started", name, node]:
+                step.begin(name)
+                self._nodes[process] = node
+            case ["exited", code]:
+                self._note_end(step, process, int(code))
 
-    def _on_report(self, attempt: int, process: int, words: list[str]) -> None:
-        if words[:1] == ["started"] and len(words) == 2:
-            with self._lock:
-                self._step = words[1]
-                self._started.add(process)
-        elif words[:1] == ["exited"] and len(words) == 2:
-            with self._lock:
-                self._running.discard(process)
-            self._report_exit(Exited(attempt, process, int(words[1])))
+    def _note_end(self, step: _Step, process: int, code: int, why: str = "") -> None:
+        with self._changed:
+            if process not in step.running:
+                return
+            step.running.discard(process)
+            self._changed.notify_all()
+        self._report_exit(Exited(step.attempt, process, code, why))
 
-    def _on_srun_exit(self, attempt: int, code: int) -> None:
-        """Reports tasks that have not reported their end.
-
-        They were killed, with their machine or without.
+    def _on_srun_exit(self, step: _Step, code: int) -> None:
+        """Reports tasks that have not reported their end: they were killed, with their machine or
+        without. One that could not begin on its node may on another.
         """
-        with self._lock:
-            silent = sorted(self._running)
-            self._running = set()
-        for process in silent:
-            self._report_exit(Exited(attempt, process, -9, f"srun ended with {code}"))
+        with self._changed:
+            self._steps.remove(step)
+            self._changed.notify_all()
+        step.close()
+        if step.node and step.could_not_begin:
+            self._queue.put(partial(self._start_elsewhere, step))
+            return
+        for process in sorted(step.running):
+            self._note_end(step, process, -9, f"srun ended with {code}")
+
+    def _start_elsewhere(self, step: _Step) -> list[Event]:
+        if step.attempt == self._attempt:
+            self._states[step.node] = "down"
+            self._to_start |= step.running
+        return self._start_later(step.attempt)
+
+    # --- Events
+
+    def events(self, timeout_s: float | None) -> Sequence[Event]:
+        """Returns the next event, at the latest after `timeout_s`. Looks whom the coordinator has
+        lost, of those that others can outlive: srun does not say whose machine is gone.
+        """
+        seen = super().events(_POLL_S if timeout_s is None else min(timeout_s, _POLL_S))
+        for each in self.progress():
+            if each.restartable and LOST in each.error and not each.connected:
+                for step in self._steps.copy():
+                    if step.attempt == self._lives[each.process]:
+                        self._note_end(step, each.process, -9, each.error)
+        return seen
+
+    # --- Orders
+
+    def _order(self, *words: object) -> None:
+        """Says a line to every task."""
+        line = " ".join(map(str, words)) + "\n"
+        for step in self._steps.copy():
+            step.order(line.encode())
 
     def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
-        """Signals the step, where no task is to go on: scancel knows no single task."""
-        running = self._still_running()
-        if processes is None or running <= processes:
-            with self._lock:
-                hear = running <= self._started
-            if number is signal.SIGTERM and hear:
-                number = TERMINATE
-            self._scancel(number.name.removeprefix("SIG"))
-
-    def _on_stuck(self, stuck: Stuck) -> list[Event]:
-        super()._on_stuck(stuck)
-        # It cannot be ended alone: it goes with the others, whom its failure ends.
-        ended = stuck.process in self._stuck
-        return [Exited(stuck.attempt, stuck.process, 1, stuck.why)] if ended else []
+        for process in [ALL] if processes is None else sorted(processes):
+            self._order("signal", process, int(number))
 
     def _kill(self, processes: frozenset[int] | None = None) -> None:
-        """Ends the step, once all its tasks are to end."""
-        if processes is not None:
-            self._to_end |= processes
-            if not self._still_running() <= self._to_end:
-                return
-        if not self._scancel("KILL") and self._srun is not None:
-            self._srun.kill()
+        """Ends tasks, and a step with the last that runs of it."""
+        for step in self._steps.copy():
+            if name := step.end(processes):
+                # It asks the controller, which may take a minute: the loop does not wait.
+                threading.Thread(
+                    target=self._scancel, args=(name,), name="holdfast-scancel", daemon=True
+                ).start()
+        self._signal(signal.SIGKILL, processes)
 
-    def _still_running(self) -> set[int]:
-        with self._lock:
-            return set(self._running)
-
-    def _scancel(self, name: str) -> bool:
-        """Sends a signal to all tasks. Returns False where no step is known to run."""
-        with self._lock:
-            step = self._step
-        if not step or self._srun is None or not self._srun.alive:
-            return False
-        # scancel asks the controller, which may take a minute: the loop of the job does not wait.
-        threading.Thread(
-            target=self._run_scancel,
-            args=(name, f"{self._env['SLURM_JOB_ID']}.{step}"),
-            name="holdfast-scancel",
-            daemon=True,
-        ).start()
-        return True
-
-    def _run_scancel(self, name: str, target: str) -> None:
-        done = slurm("scancel", f"--signal={name}", target)
+    def _scancel(self, step: str) -> None:
+        target = f"{self._env['SLURM_JOB_ID']}.{step}"
+        done = slurm("scancel", "--signal=KILL", target)
         if done.returncode:
-            self._output.say(f"scancel --signal={name} {target} failed: {done.stderr.strip()}")
+            self._output.say(f"scancel --signal=KILL {target} failed: {done.stderr.strip()}")
 
     def _release(self) -> None:
         self._close_watch()
         # Else with the next attempt, or at the end.
-        if self._srun is None or not self._srun.alive:
-            self._close_coordinator()
+        if not self._steps:
+            self._close_coordinators()
 
-    def _close_coordinator(self) -> None:
+    def _close_older(self) -> None:
+        self._order("close")
+        super()._close_older()
+
+    def _close_coordinators(self) -> None:
+        self._close_older()
         if self._coordinator is not None:
             self._coordinator.close()
             self._coordinator = None
 
     def close(self) -> None:
-        """Ends whatever still runs: the step has `grace_s` seconds, then SIGKILL."""
-        if self._srun is not None and not self._srun.wait(self._policy.grace_s):
+        """Ends whatever still runs: the steps have `grace_s` seconds, then SIGKILL."""
+        if not self._await_end(None, self._policy.grace_s):
             self._end()
-            if not self._srun.wait(self._policy.grace_s):
-                self._srun.kill()
-                self._srun.wait(_KILLED_END_S)
+            if not self._await_end(None, self._policy.grace_s):
+                for step in self._steps.copy():
+                    step.kill()
+                self._await_end(None, _KILLED_END_S)
         self._close_watch()
-        self._close_coordinator()
+        self._close_coordinators()
+
+    def _await_end(self, processes: frozenset[int] | None, timeout_s: float) -> bool:
+        """Returns whether all tasks of processes (None: all steps) end within a time."""
+
+        def have_ended() -> bool:
+            if processes is None:
+                return not self._steps
+            return not any(step.running & processes for step in self._steps)
+
+        with self._changed:
+            return self._changed.wait_for(have_ended, timeout_s)
 
 
-def _srun(num_processes: int) -> list[str]:
-    return [
-        "srun",
-        f"--ntasks={num_processes}",
-        "--label",
-        "--kill-on-bad-exit=0",
-        "--wait=0",
-        "--quit-on-interrupt",
-    ]
+def _is_lost(state: str) -> bool:
+    """Returns whether a node is DOWN, or does not answer Slurm."""
+    return state.startswith("down") or state.endswith("*")
 
 
 def run_slurm(
     command: Sequence[str],
+    settings: SlurmSettings = _AS_IT_COMES,
     environment: Mapping[str, str] = os.environ,
     *,
-    restart: RestartPolicy | None = None,
-    host: str | None = None,
     output: Output | None = None,
-    requeue: bool = True,
-    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
-    insecure: bool = False,
 ) -> JobResult:
     """Runs `command` as the tasks of this Slurm allocation, to the end of the job. Blocks.
 
-    Restarts the group as `restart` says (default: 3 failures between two advances). SIGTERM, SIGINT
-    and SIGUSR1 (ask for it with `#SBATCH --signal=B:USR1@60`) make the processes save and leave. A
-    preempted job is handed back with `scontrol requeue`, unless `requeue` is False; then the call
-    does not return before Slurm ends this process. `host` is where tasks reach the coordinator
-    (default: this node's name, or its address where the name is loopback's; loopback where there is
-    one node only). The job has a token and certificates of its own, which srun hands to its tasks,
-    unless `insecure`.
+    Starts all again when one is lost, and that one alone where they call
+    `multihost.run_restartable()`. SIGTERM, SIGINT and SIGUSR1 (ask for it with
+    `#SBATCH --signal=B:USR1@60`) make the processes save and leave. A preempted job is handed back
+    with `scontrol requeue`; then the call does not return before Slurm ends this process.
 
-    Raises ValueError outside an allocation, ImportError where certificates cannot be made.
+    Raises ValueError outside an allocation, and where no node is left beside the spares,
+    ImportError where certificates cannot be made.
     """
     slurm_job = environment.get("SLURM_JOB_ID")
     if slurm_job is None:
@@ -257,29 +447,31 @@ def run_slurm(
             "SLURM_JOB_ID is not set: `holdfast slurm` runs inside an allocation, as the last line"
             " of an sbatch script"
         )
-    if not insecure:
+    if not settings.insecure:
         require_cryptography()
-    nodes = environment.get("SLURM_JOB_NUM_NODES")
-    num_processes = int(environment.get("SLURM_NTASKS") or nodes or 1)
-    if not host:
-        host = own_host() if nodes not in (None, "1") else "127.0.0.1"
-    policy = restart or RestartPolicy(max_failures=3)
-    before = slurm_attempt(environment) - 1
-    job = Job(f"slurm-{slurm_job}", num_processes, num_processes, policy, attempt=before)
-    with console_unless(output, num_processes) as lines:
-        engine = SlurmEngine(
-            command,
-            job.job_id,
-            environment,
-            lines,
-            host=host,
-            policy=policy,
-            secured=not insecure,
-            heartbeat_timeout_s=heartbeat_timeout_s,
+    nodes = int(environment.get("SLURM_JOB_NUM_NODES") or 1)
+    used = nodes - settings.spares
+    if not 0 < used <= nodes:
+        raise ValueError(
+            f"spares={settings.spares} in an allocation of {counted(nodes, 'node')}: expected"
+            f" 0 to {nodes - 1}"
         )
+    per_node = environment.get("SLURM_NTASKS_PER_NODE")
+    if per_node:
+        num_processes = int(per_node) * used
+    else:
+        num_processes = int(environment.get("SLURM_NTASKS") or used)
+    host = settings.host or (own_host() if nodes > 1 else "127.0.0.1")
+    before = slurm_attempt(environment) - 1
+    policy = settings.restart
+    job = Job(f"slurm-{slurm_job}", num_processes, num_processes, policy, attempt=before)
+    of_srun = {**environment, "SLURM_NNODES": str(used)}
+    with console_unless(output, num_processes) as lines:
+        engine = SlurmEngine(command, job.job_id, of_srun, lines, host=host, settings=settings)
         with passing_on(engine.forward, signal.SIGUSR1):
             result = run_job(job, engine, lines)
-            if result.outcome == "preempted" and not result.interrupted and requeue:
+            is_ours = result.outcome == "preempted" and not result.interrupted
+            if is_ours and settings.requeue:
                 _hand_back(slurm_job, lines)
     return result
 

@@ -14,13 +14,14 @@ import queue
 import signal
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.coordination import CoordinationError, StatusClient
+from holdfast.coordination import CoordinationError, Relay, StatusClient
 from holdfast.coordination.address import address_towards, own_host
 from holdfast.coordination.process.job_folder import user_folder
 from holdfast.multihost import ProcessSpec, StartupFailed, StartupTimeout
@@ -41,13 +42,9 @@ from ..workers.secrets import (
 from ..workers.signals import passing_on
 
 MARK = "\x1eholdfast "
-"""Begins a line that reports to the Slurm engine: `started STEP` or `exited CODE`."""
-TERMINATE = signal.SIGURG
-"""What a task of Slurm's takes for SIGTERM to its command.
-
-Slurm signals a step as a whole: shells and data workers, too, which SIGTERM would end before the
-command has saved. They ignore this one.
-"""
+"""Begins a line that reports to the Slurm engine: `started STEP NODE` or `exited CODE`."""
+ALL = "all"
+"""Stands for every process in an order of that engine: see `_obey`."""
 
 _RENDEZVOUS_S = 300.0
 _POLL_S = 0.05
@@ -96,15 +93,18 @@ def run_task(
     with contextlib.ExitStack() as stack:
         try:
             detected = _detect(environment)
-            spec, env = _prepare(detected, environment, settings, stack)
+            spec, env, relay = _prepare(detected, environment, settings, stack)
         except BaseException:
             if report:
                 print(f"{MARK}exited 1", flush=True)
             raise
-        # The engine of `holdfast slurm` watches all tasks of its job.
-        grace = None if report else Grace(settings.grace_s, settings.commit_grace_s)
-        code = _run(command, env, spec, passes_on=detected.launcher != "Slurm", grace=grace)
-        report_exit(spec.coordinator, spec.process_id, code)
+        passes_on = detected.launcher != "Slurm"
+        if report:  # the engine of `holdfast slurm` watches all tasks of its job
+            code = _run(command, env, spec, passes_on=passes_on, relay=relay)
+        else:
+            grace = Grace(settings.grace_s, settings.commit_grace_s)
+            code = _run(command, env, spec, passes_on=passes_on, grace=grace)
+            report_exit(spec.coordinator, spec.process_id, code)
     if report:
         print(f"{MARK}exited {code}", flush=True)
     return code if code >= 0 else 128 - code
@@ -125,10 +125,10 @@ def _prepare(
     environment: Mapping[str, str],
     settings: TaskSettings,
     stack: contextlib.ExitStack,
-) -> tuple[ProcessSpec, dict[str, str]]:
+) -> tuple[ProcessSpec, dict[str, str], int | None]:
     """Returns who this process is, and its command's environment, once a coordinator is there.
 
-    `stack` lives as long as the process.
+    Beside them, the descriptor of its relay's input. `stack` lives as long as the process.
     """
     detected = replace(
         detected,
@@ -149,9 +149,10 @@ def _prepare(
             )
         address, secrets = _rendezvous(detected, settings)
     host_address = None
+    relay = None
     if secrets is not None:
         host_address = address_towards(address)
-        address = _relay(detected, address, secrets, stack)
+        address, relay = _relay(detected, address, secrets, stack)
     spec = ProcessSpec(
         job_id=detected.job_id,
         attempt=detected.attempt,
@@ -168,7 +169,7 @@ def _prepare(
     env, lines = worker_env(environment, spec, share_of=detected.local_size)
     for line in lines:
         print(f"holdfast: {line}", file=sys.stderr, flush=True)
-    return spec, env
+    return spec, env, relay
 
 
 def _rendezvous(detected: ClusterEnv, settings: TaskSettings) -> tuple[str, JobSecrets | None]:
@@ -212,28 +213,30 @@ def _publish(path: Path, value: dict[str, Any]) -> None:
 
 def _relay(
     detected: ClusterEnv, coordinator: str, secrets: JobSecrets, stack: contextlib.ExitStack
-) -> str:
-    """Returns the address of this node's relay.
+) -> tuple[str, int]:
+    """Returns the address of this node's relay, and a descriptor of its input.
 
     The first of the node's processes starts the relay. It ends with the last, and so does the file
     that says where it is.
     """
     folder = user_folder(create=True)
-    node = detected.node or detected.process_id
-    path = folder / f"relay-{detected.job_id}.{detected.attempt}.{node}"
     first = detected.on_node[0]
-    if detected.process_id == first:
-        _remove_left(folder)
-        relay = spawn_relay(coordinator, secrets, detected.on_node)
-        published: dict[str, Any] = {"relay": relay.address, "pid": relay.pid}
-        _publish(path, published)
-    else:
-        missing = f"process {first} has not published the relay of this node"
-        published = _wait_for(path, _relays, missing)
-    stack.enter_context(_in_use(path))
-    # The relay ends when nobody holds the other end of its input any more: this process does.
-    os.open(f"/proc/{published['pid']}/fd/0", os.O_WRONLY)
-    return str(published["relay"])
+    path = folder / f"relay-{detected.job_id}.{detected.attempt}.{first}"
+    with contextlib.ExitStack() as held:
+        if detected.process_id == first:
+            _remove_left(folder)
+            name = str(detected.attempt)
+            relay = spawn_relay(coordinator, secrets, detected.on_node, name=name)
+            held.callback(relay.abandon)
+            published: dict[str, Any] = {"relay": relay.address, "pid": relay.pid}
+            _publish(path, published)
+        else:
+            missing = f"process {first} has not published the relay of this node"
+            published = _wait_for(path, _relays, missing)
+        stack.enter_context(_in_use(path))
+        # The relay ends when nobody holds the other end of its input any more: this process does.
+        orders = os.open(f"/proc/{published['pid']}/fd/0", os.O_WRONLY)
+    return str(published["relay"]), orders
 
 
 def _relays(published: dict[str, Any]) -> bool:
@@ -316,12 +319,13 @@ def _run(
     spec: ProcessSpec,
     *,
     passes_on: bool,
-    grace: Grace | None,
+    grace: Grace | None = None,
+    relay: int | None = None,
 ) -> int:
-    """Runs the command to its end, and passes signals on to it.
+    """Runs the command to its end.
 
-    A step of Slurm's gets TERMINATE alone from here: it is signalled as a whole. With `grace` it
-    ends a process that has raised and does not end; without, it reports to whoever does.
+    Passes signals on to it, but where a step of Slurm's gets them as a whole. With `grace` it ends
+    a process that has raised and does not end; without, it reports to whoever does, and obeys.
     """
     signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # None: the command has ended
     codes: list[int] = []
@@ -334,17 +338,38 @@ def _run(
         codes.append(code)
         signals.put(None)
 
-    with passing_on(signals.put, signal.SIGUSR1, signal.SIGUSR2, TERMINATE):
-        if grace is None:
-            print(f"{MARK}started {env.get('SLURM_STEP_ID', '')}", flush=True)
+    with passing_on(signals.put, signal.SIGUSR1, signal.SIGUSR2):
         process = WorkerProcess(command, env, on_line=None, on_exit=on_exit)
+        if grace is None:
+            where = [env.get(name, "") for name in ("SLURM_STEP_ID", "SLURMD_NODENAME")]
+            print(f"{MARK}started", *where, flush=True)
+            threading.Thread(target=_obey, args=(process, spec, relay), daemon=True).start()
         watch = None if grace is None else _EndOfRaised(spec, process, grace)
         while (number := signals.get()) is not None:
             if passes_on:
                 process.signal(number)
-            elif number == TERMINATE:
-                process.signal(signal.SIGTERM)
     return codes[0] if watch is None else watch.code(codes[0])
+
+
+def _obey(process: WorkerProcess, spec: ProcessSpec, relay: int | None) -> None:
+    """Does what the Slurm engine says by this process's input, which all tasks of a step share:
+    `signal PROCESS NUMBER`, `serve ATTEMPT COORDINATOR`, and `close` for the attempts before it.
+    """
+    served = [str(spec.attempt)]
+    with open(0, closefd=False) as orders:
+        for line in orders:
+            match line.split():
+                case ["signal", who, number] if who in (ALL, str(spec.process_id)):
+                    if int(number) == signal.SIGKILL:
+                        process.kill()
+                    else:
+                        process.signal(int(number))
+                case ["serve", attempt, coordinator] if relay is not None:
+                    served.append(attempt)
+                    os.write(relay, Relay.order(attempt, coordinator, [spec.process_id]))
+                case ["close"] if relay is not None:
+                    while len(served) > 1:
+                        os.write(relay, Relay.order(served.pop(0)))
 
 
 class _EndOfRaised:

@@ -38,7 +38,6 @@ class ClusterEnv:
     local_size: int = 0  # their number; 0: unknown
     slice_id: int = 0
     num_slices: int = 1
-    node: str = ""  # its name among the job's
     processes_here: tuple[int, ...] = ()  # on this node; (): unknown
 
     @property
@@ -209,7 +208,6 @@ def _slurm(environment: Mapping[str, str]) -> ClusterEnv | None:
         step=step,
         local_rank=_number_if_any(environment, "SLURM_LOCALID"),
         local_size=local_size,
-        node=environment.get("SLURMD_NODENAME", ""),
         processes_here=tuple(map(int, here)),
     )
 

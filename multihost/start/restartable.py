@@ -56,7 +56,7 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
     it, with all that it opened closed. What outlives it, such as a logger, is made before.
     When it returns, the process leaves the job, and this returns what it returned.
 
-    The launcher decides: `holdfast run` and `holdfast ray` replace the process that died, and this
+    The launcher decides: `holdfast run`, `ray` and `slurm` replace the process that died, and this
     one is in the next attempt without a start of its own. One that sits in a call for a second,
     while no save needs it, ends itself and is replaced too; so is one that does not come within
     `rejoin_timeout_s`. Where a process did not call `run_restartable`, all are started again.

@@ -1,11 +1,13 @@
-"""A Slurm cluster of two nodes on this machine, on loopback, of daemons that the test starts and
+"""A Slurm cluster on this machine, on loopback, of daemons that the test starts and
 ends by their ids.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -36,12 +38,20 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
+def _of(pid: int, name: str) -> bytes:
+    """Returns what /proc says of a process, nothing where it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    return b""
+
+
 class SlurmCluster:
-    """Runs munged, slurmctld and two slurmd (n1, n2: two processors each), with a partition `low`
-    that `high` preempts by requeue.
+    """Runs munged, slurmctld and so many slurmd (n1, n2, ...: two processors each), with a
+    partition `low` that `high` preempts by requeue.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_nodes: int = 2) -> None:
+        self.nodes = [f"n{number}" for number in range(1, num_nodes + 1)]
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-slurm-"))
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._write_config()
@@ -51,10 +61,16 @@ class SlurmCluster:
         }
 
     def _write_config(self) -> None:
-        folder, (ctld, first, second) = self.folder, _free_ports(3)
+        folder, (ctld, *ports) = self.folder, _free_ports(1 + len(self.nodes))
+        nodes = "\n".join(
+            f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=2"
+            " State=UNKNOWN"
+            for name, port in zip(self.nodes, ports, strict=True)
+        )
+        among = f"Nodes=n[1-{len(self.nodes)}]"
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o400)
-        for name in ("state", "spool-n1", "spool-n2"):
+        for name in ("state", *(f"spool-{node}" for node in self.nodes)):
             (folder / name).mkdir()
         (folder / "slurm.conf").write_text(f"""
 ClusterName=holdfast
@@ -87,11 +103,10 @@ KillWait=5
 OverTimeLimit=0
 ReturnToService=2
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
-NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={first} CPUs=2 State=UNKNOWN
-NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={second} CPUs=2 State=UNKNOWN
-PartitionName=low Nodes=n[1-2] Default=YES PriorityTier=1 PreemptMode=REQUEUE \\
+{nodes}
+PartitionName=low {among} Default=YES PriorityTier=1 PreemptMode=REQUEUE \\
   GraceTime=60 MaxTime=60 State=UP
-PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF MaxTime=60 State=UP
+PartitionName=high {among} PriorityTier=10 PreemptMode=OFF MaxTime=60 State=UP
 """)
 
     def _start(self, name: str, *command: str) -> None:
@@ -120,15 +135,41 @@ PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF MaxTime=60 State
         )
         self.wait_until(lambda: Path(socket_path).exists(), "munged")
         self._start("slurmctld", "slurmctld", "-D", "-i")
-        for name in ("n1", "n2"):
-            self._start(name, "slurmd", "-D", "-N", name)
-        self.wait_until(
-            lambda: (
-                self.run("sinfo", "-h", "-N", "-p", "low", "-o", "%T").split() == ["idle", "idle"]
-            ),
-            "two idle nodes",
-        )
+        for name in self.nodes:
+            self.start_node(name)
+        self.wait_for_nodes()
         return self
+
+    def start_node(self, name: str) -> None:
+        """Starts the slurmd of a node, where none runs."""
+        daemon = self._daemons.get(name)
+        if daemon is None or daemon.poll() is not None:
+            self._start(name, "slurmd", "-D", "-N", name)
+
+    def wait_for_nodes(self) -> None:
+        """Waits until all nodes are idle."""
+        idle = ["idle"] * len(self.nodes)
+        self.wait_until(
+            lambda: self.run("sinfo", "-h", "-N", "-p", "low", "-o", "%T").split() == idle,
+            "idle nodes",
+        )
+
+    def kill_node(self, name: str) -> None:
+        """Kills the slurmd of a node, the daemons of steps there, and what these have started."""
+        daemon = self._daemons[name]
+        daemon.kill()
+        daemon.wait()
+        marks = {
+            f"SLURM_CONF={self.folder}/slurm.conf".encode(),
+            f"SLURMD_NODENAME={name}".encode(),
+        }
+        here = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+        tasks = [pid for pid in here if marks <= set(_of(pid, "environ").split(b"\0"))]
+        parents = {int(_of(pid, "stat").rpartition(b")")[2].split()[1]) for pid in tasks}
+        steps = [pid for pid in parents if _of(pid, "comm") == b"slurmstepd\n"]
+        for pid in [*steps, *tasks]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def __exit__(
         self,
@@ -137,7 +178,7 @@ PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF MaxTime=60 State
         trace: TracebackType | None,
     ) -> None:
         self.run("scancel", "--user=root")
-        for name in ("n1", "n2", "slurmctld", "munged"):
+        for name in (*self.nodes, "slurmctld", "munged"):
             if (daemon := self._daemons.get(name)) is not None:
                 daemon.terminate()
                 try:

@@ -303,28 +303,29 @@ def test_outside_an_allocation_it_says_so(slurm: SlurmCluster, tmp_path: Path) -
     assert "SLURM_JOB_ID is not set" in slurm.run(str(HOLDFAST), "slurm", "--", "true")
 
 
-LEAVING = """
-import sys, time
+STAYING = """
+import signal
 from pathlib import Path
 
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 Path("running").touch()
-while not Path("leave").exists():
-    time.sleep(0.1)
+while True:
+    signal.pause()
 """
 
 
 def test_a_scancel_that_takes_long_holds_nothing_up(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """A controller under load: the task that has left by itself meanwhile ends the job, which does
-    not wait for scancel.
+    """A controller under load: what is to end does so by its own task, and the job does not wait
+    for scancel.
     """
-    (tmp_path / "leaving.py").write_text(LEAVING)
+    (tmp_path / "staying.py").write_text(STAYING)
     (tmp_path / "bin").mkdir()
     stub = tmp_path / "bin" / "scancel"
     stub.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nexec sleep 600\n")
     stub.chmod(0o755)
     command = (
-        f"exec {HOLDFAST} slurm --no-requeue --insecure --coordinator-host 127.0.0.1 --"
-        f" {sys.executable} -S leaving.py"
+        f"exec {HOLDFAST} slurm --no-requeue --insecure --coordinator-host 127.0.0.1"
+        f" --preemption-grace-s 1 --grace-s 1 -- {sys.executable} -S staying.py"
     )
     job = slurm.submit(
         f"#!/bin/bash\nexport PATH={tmp_path}/bin:$PATH\n{command}\n",
@@ -336,7 +337,6 @@ def test_a_scancel_that_takes_long_holds_nothing_up(slurm: SlurmCluster, tmp_pat
     slurm.wait_until((tmp_path / "running").exists, "a task")
     slurm.run("scancel", "--signal=USR1", "--batch", job)
     slurm.wait_until((tmp_path / "asked").exists, "call of scancel")
-    (tmp_path / "leave").touch()
     slurm.wait_until(
         lambda: slurm.job(job)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"),
         "end",

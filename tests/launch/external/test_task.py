@@ -20,7 +20,7 @@ import pytest
 from holdfast.coordination import CoordinationError, StatusClient
 from holdfast.coordination.process.job_folder import JobFolder
 from holdfast.launch.external import task
-from holdfast.launch.external.task import MARK
+from holdfast.launch.external.task import ALL, MARK
 from holdfast.launch.workers.secrets import JobSecrets, write_files
 from holdfast.multihost import StartupTimeout
 from tests.support.inherited import WAYS, after
@@ -101,6 +101,38 @@ while True:
             pid = int(task.stdout.readline())
             task.send_signal(number)
             assert task.wait(60) == ended and wait_until_ended([pid])
+
+
+def test_an_order_is_for_one_process_of_a_step() -> None:
+    """All tasks of a step read the same input: each does what names it, or all."""
+    code = """
+import signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: print("another's", flush=True))
+signal.signal(signal.SIGUSR2, lambda *_: print("mine", flush=True))
+print("here", flush=True)
+while True:
+    signal.pause()
+"""
+    options = ("--report", "--coordinator", "c:1", "--")
+    with subprocess.Popen(
+        [HOLDFAST, "task", *options, sys.executable, "-S", "-c", code],
+        env=os.environ | SLURM,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as task:
+        assert task.stdin is not None and task.stdout is not None
+        me = int(SLURM["SLURM_PROCID"])
+        lines = iter(task.stdout.readline, "")
+        assert "here\n" in lines
+        orders = [(me + 1, signal.SIGUSR1), (me, signal.SIGUSR2)]
+        for process, number in orders:
+            task.stdin.write(f"signal {process} {int(number)}\n")
+            task.stdin.flush()
+        assert next(lines) == "mine\n"
+        task.stdin.write(f"signal {ALL} {int(signal.SIGKILL)}\n")
+        task.stdin.flush()
+        assert list(lines) == [f"{MARK}exited -9\n"]
 
 
 def test_a_task_fails_with_one_clear_error() -> None:
