@@ -332,10 +332,10 @@ def prepared() -> Iterator[None]:
 TWO = (("raised",), ("soon",), ())
 ORDERS = (
     Orders("a notice"),
-    Orders("a notice, and two steps", steps=(2, 1, 1), is_large=True),
-    Orders("two notices", steps=(0, 0, 1), notices=TWO, is_large=True),
-    Orders("a notice and a step that all enter", in_step=True, is_large=True),
-    Orders("the announcer dies", steps=(0, 0, 1), dies="a"),
+    Orders("a notice, and two steps", steps=(2, 1, 1)),
+    Orders("two notices", steps=(0, 0, 1), notices=TWO),
+    Orders("a notice and a step that all enter", in_step=True),
+    Orders("the announcer dies", steps=(0, 0, 1), dies="a", is_large=True),
     Orders("one that answers dies", steps=(0, 0, 1), dies="c"),
     Orders("one is slow, one dies", steps=(0, 0, 1), slow="b", dies="c", is_large=True),
     Orders("one comes late", steps=(0, 0, 1), late="c"),
