@@ -128,5 +128,6 @@ def _main_thread() -> Thread:
 
 def _unwinds() -> bool:
     """Returns whether the main thread handles an error, in a `finally` or the like."""
-    handled = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    # An exception, or before 3.12 a triple.
+    handled: object = sys._current_exceptions().get(threading.main_thread().ident or 0)
     return handled not in (None, (None, None, None))
