@@ -123,19 +123,6 @@ class RangeRead:
     buffer: memoryview
 
 
-@dataclass
-class ReadCounter:
-    """Counts what a checkpoint has asked its store for."""
-
-    calls: int = 0
-    bytes: int = 0
-
-    def add(self, ranges: Sequence[RangeRead]) -> None:
-        """Counts reads."""
-        self.calls += len(ranges)
-        self.bytes += sum(len(each.buffer) for each in ranges)
-
-
 class SafetensorsLayout:
     """A folder of safetensors files that is none of ours."""
 
@@ -163,7 +150,6 @@ class SafetensorsCheckpoint:
 
     def __init__(self, folder: StorePath, file: str | None = None) -> None:
         self._folder = folder
-        self.counter = ReadCounter()
         self._tensors: dict[str, Tensor] = {}
         self._metadata: dict[str, str] = {}
         names = folder.names()
@@ -269,7 +255,6 @@ class SafetensorsCheckpoint:
 
     def read(self, ranges: Sequence[RangeRead]) -> None:
         """Does reads side by side; raises Corrupt naming file and leaf when a file ends early."""
-        self.counter.add(ranges)
         shares = [ranges[first::THREADS] for first in range(THREADS)]
         run_side_by_side(self._read_all, shares, THREADS)
 
