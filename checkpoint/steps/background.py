@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..storage.threads import Latch, do_beside, start_thread
+from ..storage.threads import Latch, start_thread
 
 _log = logging.getLogger(__name__)
 KEPT_FAILURES = 16  # jobs of a worker; what more there is the next manager sweeps
@@ -17,7 +17,6 @@ KEPT_FAILURES = 16  # jobs of a worker; what more there is the next manager swee
 class _Job(NamedTuple):
     what: str
     do: Callable[[], object]
-    is_due: bool
 
 
 class BackgroundWorker:
@@ -33,11 +32,11 @@ class BackgroundWorker:
         self._running = False
         self._idle: Latch | None = None  # None: no job was put since the last ended
 
-    def put(self, what: str, job: Callable[[], object], *, is_due: bool = False) -> None:
-        """Adds a job; `what` names it in the log. One that `is_due` is done when it is dropped."""
+    def put(self, what: str, job: Callable[[], object]) -> None:
+        """Adds a job; `what` names it in the log."""
         with self._lock:
             self._idle = self._idle or Latch()
-            self._jobs.extend([*self._failed, _Job(what, job, is_due)])
+            self._jobs.extend([*self._failed, _Job(what, job)])
             self._failed.clear()
         self._start()
 
@@ -50,10 +49,7 @@ class BackgroundWorker:
     def drop(self) -> None:
         """Forgets the jobs that have not begun: the next manager sweeps."""
         with self._lock:
-            due = [job for job in self._jobs if job.is_due]
             self._jobs.clear()
-        for job in due:
-            do_beside(job.do)
 
     def _start(self) -> None:
         """Starts the thread where there is none for the jobs; after an interrupt of `put` too."""

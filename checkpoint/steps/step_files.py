@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from ..format.record import fetch_record, is_sealed, parse_record
 from ..format.step_folders import PLAIN_NAMES, STEP_NAMES, read_step_names, step_folders
 from ..options import Statistics
 from ..storage.base import Storage
-from ..storage.local import hold
 from ..storage.path import join
 from ..storage.retries import until
 from ..storage.tombstone import RECORD_NAME
@@ -28,7 +26,6 @@ from .claims import FOLDER
 _log = logging.getLogger(__name__)
 LOOKS = 8  # at a folder that is empty
 FILES_S = 60.0  # for the packs of a deleted step; what stays is tried once more, or swept
-MOST_HELD = 16  # records of deleted steps whose bytes are held, each by an open file
 
 
 def delete_files(storage: Storage, folder: str, names: Sequence[str]) -> None:
@@ -102,23 +99,20 @@ def list_files(storage: Storage, step_dir: str) -> StepFiles:
 # --- a whole step
 
 
+@dataclass(frozen=True)
 class StepDeleter:
     """Deletes steps of a root, at the primary. Thread-safe."""
 
-    def __init__(self, storage: Storage, worker: BackgroundWorker, statistics: Statistics) -> None:
-        self._storage = storage
-        self.worker = worker
-        self.statistics = statistics
-        self._held = 0
-        self._lock = threading.Lock()
+    storage: Storage
+    worker: BackgroundWorker
+    statistics: Statistics
 
     def delete(self, step: int, folder: str, end_s: float) -> OSError | None:
         """Deletes a step's record now, until `end_s` by the monotonic clock; returns why it stays.
         A step whose record stays is tried again after the next save.
         """
-        storage = until(self._storage, end_s)
+        storage = until(self.storage, end_s)
         record = f"{folder}/{RECORD_NAME}"
-        release = self._hold(record)
         try:
             names = self._file_names(storage, folder)
             storage.delete([record])
@@ -131,28 +125,9 @@ class StepDeleter:
                 step,
                 error,
             )
-            release()
             return error
-        self.worker.put(f"closing the record of step {step}", release, is_due=True)
         self.worker.put(f"deleting step {step}", lambda: self._delete_files(folder, names()))
         return None
-
-    def _hold(self, record: str) -> Callable[[], None]:
-        """Keeps the bytes of a record until the returned function is called, once; of at most
-        MOST_HELD at a time.
-        """
-        with self._lock:
-            if self._held == MOST_HELD:
-                return lambda: None
-            self._held += 1
-        close = hold(self._storage, record)
-
-        def release() -> None:
-            close()
-            with self._lock:
-                self._held -= 1
-
-        return release
 
     def _file_names(self, storage: Storage, folder: str) -> Callable[[], list[str]]:
         """Returns a function that gives the names of a step's files, after its record is gone.
@@ -168,13 +143,13 @@ class StepDeleter:
 
     def _named_or_listed(self, record: bytes, folder: str) -> list[str]:
         try:
-            return parse_record(record, join(self._storage.root, folder)).file_names()
+            return parse_record(record, join(self.storage.root, folder)).file_names()
         except CheckpointError:  # its checksum is right, and what it says is nothing of ours
-            return list(list_files(self._storage, folder).packs)
+            return list(list_files(self.storage, folder).packs)
 
     def _delete_files(self, folder: str, names: Sequence[str]) -> None:
         began = time.perf_counter()
-        storage = until(self._storage, time.monotonic() + FILES_S)
+        storage = until(self.storage, time.monotonic() + FILES_S)
         delete_files(storage, folder, names)
         self.statistics.add(steps_deleted=1, delete_s=time.perf_counter() - began)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import logging
 import os
 import stat
@@ -29,7 +28,6 @@ from .base import (
     NotCommitted,
     Part,
     PosixFolder,
-    Storage,
     TensorStoreAccess,
 )
 
@@ -395,17 +393,6 @@ def create_file(path: Path) -> int:
                     raise
                 os.unlink(path)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-
-
-def hold(storage: Storage, name: str) -> Callable[[], None]:
-    """Keeps the bytes of a file until the returned function is called, once.
-
-    A disk takes longer to free the bytes than to take the name away.
-    """
-    if storage.posix is not None:
-        with contextlib.suppress(OSError, Corrupt):
-            return functools.partial(os.close, open_to_read(storage.posix.path / name))
-    return lambda: None
 
 
 def is_gone(path: Path) -> bool:
