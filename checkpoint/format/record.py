@@ -21,7 +21,7 @@ from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepNotFound
 from ..storage.base import Readable
 from ..storage.path import join
 from ..storage.sure_read import read_surely
-from ..storage.tombstone import RECORD_NAME, body_of, sealed
+from ..storage.tombstone import RECORD_NAME, is_sealed
 from .grid import Grid, Ints
 from .item_report import FILE_NAME, SAVE_ID, FileReport
 from .limits import HEADER_LIMIT_BYTES, ITEM_NAME, MALFORMED, RECORD_LIMIT_BYTES
@@ -242,11 +242,6 @@ def expand_runs(table: Any, files: int, limit: int = MAX_CHUNKS) -> list[Ints]:
             raise ValueError("a chunk lies in a file that is not there")
         expanded.append(where)
     return expanded
-
-
-def is_sealed(data: bytes) -> bool:
-    """Says whether a record is as it was written, by its checksum."""
-    return data == sealed(body_of(data))
 
 
 def parse_record(data: bytes, path: str) -> Record:

@@ -29,7 +29,7 @@ from ..saving.record_builder import TreeText
 from ..steps.claims import writer_of
 from ..steps.lineage import RUN_ID, Branch
 from ..storage.base import Readable
-from ..storage.tombstone import body_of, sealed
+from ..storage.tombstone import is_sealed, sealed_json
 
 FORMAT = "holdfast-part/1"
 _SAVE_ID = re.compile(r"[0-9a-f]{16}")
@@ -112,14 +112,14 @@ class Part:
             "head": head,
             "items": _items_of(self.items),
         }
-        return sealed(json.dumps(body, separators=(",", ":")).encode()[:-1])
+        return sealed_json(body)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> Part:
         """Parses a part. Raises Corrupt where its bytes are not what was written, HostileCheckpoint
         for what no process of ours writes.
         """
-        if data != sealed(body_of(data)):
+        if not is_sealed(data):
             raise Corrupt(
                 f"{path}: the part's checksum does not fit its bytes; it was damaged after it was"
                 " written",

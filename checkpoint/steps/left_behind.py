@@ -28,7 +28,7 @@ from ..storage.base import NameTaken, Storage
 from ..storage.path import join
 from ..storage.sure_read import read_surely
 from ..storage.threads import run_side_by_side
-from ..storage.tombstone import RECORD_NAME, body_of, sealed
+from ..storage.tombstone import RECORD_NAME, is_sealed, sealed_json
 from .claims import FOLDER, writer_of
 
 LEFT = f"{FOLDER}/left"
@@ -64,12 +64,12 @@ class Mark:
 
     def to_bytes(self) -> bytes:
         """Returns the text of its file, which ends in its own checksum as a record does."""
-        return sealed(json.dumps(asdict(self), separators=(",", ":")).encode()[:-1])
+        return sealed_json(asdict(self))
 
 
 def _parse(data: bytes, path: str, save: str) -> Mark:
     try:
-        if data == sealed(body_of(data)):
+        if is_sealed(data):
             found = json.loads(data)
             steps = {whole(int(step)): str(each) for step, each in found["steps"].items()}
             return Mark(save, whole(found["base"] + 1) - 1, str(found["base_save"]), steps)

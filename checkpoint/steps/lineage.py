@@ -35,7 +35,7 @@ from ..format.record import whole
 from ..storage.base import NameTaken, Storage
 from ..storage.retries import until
 from ..storage.threads import run_side_by_side
-from ..storage.tombstone import body_of, sealed
+from ..storage.tombstone import is_sealed, sealed_json
 from .claims import FOLDER, WRITER_ID
 from .left_behind import NOTHING
 
@@ -66,7 +66,7 @@ class Branch:
 
     def to_bytes(self) -> bytes:
         """Returns the text of its file, which ends in its own checksum as a record does."""
-        return sealed(json.dumps(asdict(self), separators=(",", ":")).encode()[:-1])
+        return sealed_json(asdict(self))
 
 
 def where_of(storage: Storage) -> str:
@@ -89,7 +89,7 @@ def _parse(data: bytes, number: int, where: str) -> Branch:
     far as anybody knows.
     """
     try:
-        found = json.loads(data) if data == sealed(body_of(data)) else {}
+        found = json.loads(data) if is_sealed(data) else {}
         if (
             RUN_ID.fullmatch(found["run"])
             and found["number"] == number

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from ..errors import CheckpointError
 from ..format.item_report import FILE_NAME
-from ..format.record import fetch_record, is_sealed, parse_record
+from ..format.record import fetch_record, parse_record
 from ..format.step_folders import PLAIN_NAMES, STEP_NAMES, read_step_names, step_folders
 from ..options import Statistics
 from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.retries import until
-from ..storage.tombstone import RECORD_NAME
+from ..storage.tombstone import RECORD_NAME, is_sealed
 from .background import BackgroundWorker
 from .claims import FOLDER
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from crc32c import crc32c
 
@@ -25,6 +27,16 @@ def sealed(body: bytes) -> bytes:
 def body_of(record: bytes) -> bytes:
     """Returns what `sealed` was given, b"" where there is no seal."""
     return record.rpartition(_SEAL)[0]
+
+
+def sealed_json(members: Mapping[str, Any]) -> bytes:
+    """Returns a file of these members that ends in its own checksum, as a record does."""
+    return sealed(json.dumps(members, separators=(",", ":")).encode()[:-1])
+
+
+def is_sealed(data: bytes) -> bool:
+    """Says whether a record, or another sealed file, is as it was written, by its checksum."""
+    return data == sealed(body_of(data))
 
 
 TOMBSTONE = b'{"format":"holdfast/tombstone"'

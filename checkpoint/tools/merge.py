@@ -18,7 +18,7 @@ from ..steps.claims import FOLDER, this_writer, writer_of
 from ..steps.object_claims import open_claims
 from ..storage.base import NameTaken
 from ..storage.path import StorePath
-from ..storage.tombstone import RECORD_NAME, sealed
+from ..storage.tombstone import RECORD_NAME, sealed_json
 from .copy import Copied, copy_file, has_size
 from .repack import CopyJob
 
@@ -130,7 +130,7 @@ def merge_checkpoints(
         "items": {item: merged.to_json()},
     }
     del about["crc32c"]
-    data = sealed(json.dumps(about, separators=(",", ":")).encode()[:-1])
+    data = sealed_json(about)
     parse_record(data, f"{target}/{RECORD_NAME}")
     claims = open_claims(target.storage)
     me = this_writer()

@@ -22,7 +22,7 @@ from ..format.record import ItemRecord, LeafRecord, Record, chunk_runs, parse_re
 from ..restoring.reader import ItemReader
 from ..storage.base import Storage
 from ..storage.path import join
-from ..storage.tombstone import sealed
+from ..storage.tombstone import sealed_json
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def repack(
     if about is None:
         return jobs, data
     del about["crc32c"]
-    new = sealed(json.dumps(about, separators=(",", ":")).encode()[:-1])
+    new = sealed_json(about)
     parse_record(new, join(storage.root, step_dir))
     return jobs, new
 

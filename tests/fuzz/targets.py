@@ -22,7 +22,7 @@ import numpy as np
 from holdfast.checkpoint import CheckpointError, CheckpointManager, Json, load, save, structure
 from holdfast.checkpoint.format.json_state import decode, encode
 from holdfast.checkpoint.format.pack_header import parse_header
-from holdfast.checkpoint.format.record import body_of, sealed
+from holdfast.checkpoint.storage.tombstone import body_of, sealed
 
 from . import coordinator, session
 
