@@ -65,7 +65,7 @@ class RestoreReport(Message):
     error: SentError | None = None
     is_mistake: bool = False
     need: MemoryNeed | None = None
-    shared: str = ""
+    shared: Any = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class RestoreAnswer(Message):
 
     agreed: AgreedError | None = None
     is_mistake: bool = False
-    shared: tuple[str, ...] = ()
+    shared: Sequence[Any] = ()
 
 
 class Verdict(NamedTuple):
@@ -149,15 +149,16 @@ class RestoreAgreement:
             self._verdict = verdict
             raise verdict.error
 
-    def share(self, what: str) -> list[str]:
-        """Returns what all processes share, by rank; raises, on every process, if one has failed.
+    def share(self, what: Any) -> Sequence[Any]:
+        """Returns what all processes share, by rank, in JSON types (of a dataclass its fields by
+        name); raises, on every process, if one has failed.
 
         Every process calls it, in turn with the other agreements.
         """
         self._shares += 1
         verdict, shared = self._exchange(f"share {self._shares}", shared=what)
         self._go_on(verdict)
-        return list(shared)
+        return shared
 
     def _agree(
         self, place: str, error: Exception | None = None, *, need: MemoryNeed | None = None
@@ -176,8 +177,8 @@ class RestoreAgreement:
         error: Exception | None = None,
         *,
         need: MemoryNeed | None = None,
-        shared: str = "",
-    ) -> tuple[Verdict, tuple[str, ...]]:
+        shared: Any = None,
+    ) -> tuple[Verdict, Sequence[Any]]:
         """Returns the verdict here, and what all share."""
         is_mistake = error is not None and _is_mistake(error, is_open=self._is_open)
         group = self.group

@@ -17,6 +17,7 @@ from holdfast.multihost.peers.part_server import PartServer
 from holdfast.multihost.peers.peer_connection import PeerLate, Peers
 from holdfast.multihost.peers.peer_tls import PeerTls
 
+from ..agreement.messages import parsed
 from ..agreement.restore_verdict import RestoreAgreement
 from ..errors import CheckpointError, error_text
 from ..restoring.restore import RestoreOptions
@@ -75,8 +76,8 @@ class GroupPeers:
         if self._address is None:
             self._address = self._serve_peers()
         own = Demand(runs, self._address, self._secret, boot_id())
-        told = self._agreement.share(own.to_text(self.count))
-        demands = [Demand.from_text(text) for text in told]
+        told = self._agreement.share(own.told(self.count))
+        demands: list[Demand] = [parsed(Demand, each) for each in told]
         for rank, each in enumerate(demands):
             if each.address and rank != self.index and rank not in self._peers:
                 self._peers[rank] = self._peer(rank, each)
@@ -84,7 +85,7 @@ class GroupPeers:
 
     def finish(self) -> None:
         """Blocks until all have what they need of an item: see RestorePeers."""
-        self._agreement.share("")
+        self._agreement.share(None)
 
     def _serve_peers(self) -> str:
         """Starts this process's server; returns its address, "" where there can be none."""

@@ -18,10 +18,9 @@ from __future__ import annotations
 import bisect
 import collections
 import itertools
-import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self, TypeAlias
 
 import numpy as np
@@ -32,6 +31,7 @@ LEAST_BLOCK_BYTES = 1 << 20
 MOST_BLOCK_BYTES = 16 << 20
 BLOCKS_A_PROCESS = 8  # of each process's share, so that shares can be even
 TOLD_BYTES = 4 << 20  # by all processes together: it goes to each of them
+RUN_BYTES = 16  # of one run in a message, about
 WORTH_BYTES = 64 << 20  # that "auto" spares the store at least
 FAILURES = 2
 DAMAGES = 2
@@ -99,18 +99,10 @@ class Demand:
     secret: str = ""
     machine: str = ""
 
-    def to_text(self, processes: int) -> str:
-        """Returns JSON by name. Runs that are too many to be told to all are left out."""
-        text = json.dumps(asdict(self), separators=(",", ":"))
-        if len(text) > max(1024, TOLD_BYTES // processes):
-            return json.dumps(asdict(self) | {"runs": ()}, separators=(",", ":"))
-        return text
-
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """Reads what `to_text` wrote."""
-        body = json.loads(text)
-        return cls(**body | {"runs": tuple((first, last) for first, last in body["runs"])})
+    def told(self, processes: int) -> Self:
+        """Returns what all are told of it: no runs where these are too many."""
+        is_short = RUN_BYTES * len(self.runs) <= max(1024, TOLD_BYTES // processes)
+        return self if is_short else replace(self, runs=())
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def test_before_all_have_shared() -> None:
             if group.index == 1 and script == "fails":
                 raise Corrupt("damaged")
             if group.index == 0 or script != "has none":
-                agreement.share("")
+                agreement.share(None)
             return "value"
 
         return agreement.run(restore, "root/1")
@@ -182,7 +182,7 @@ def test_who_does_not_come_is_named_once() -> None:
         agreement = RestoreAgreement(primary, "restore", "step 1", 0.3)
 
         def restore() -> None:
-            agreement.share("")
+            agreement.share(None)
 
         error = agreement.run(restore, "root")[1].error
         assert isinstance(error, BarrierTimeout) and error.missing == (1,)

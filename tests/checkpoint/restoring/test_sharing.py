@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.checkpoint.agreement.messages import parsed
+from holdfast.checkpoint.agreement.restore_verdict import RestoreReport
 from holdfast.checkpoint.restoring.sharing import (
     KNOWN_READS,
     MOST_UNREACHED,
@@ -96,9 +98,10 @@ def test_little_is_not_worth_it() -> None:
 def test_needs_that_are_too_many_to_tell_are_left_out() -> None:
     """What each process tells is bounded, and what was told is read as it was."""
     many = Demand(tuple((2 * i, 2 * i + 1) for i in range(100_000)), address="a:1")
-    assert Demand.from_text(many.to_text(16)) == Demand(address="a:1")
+    assert many.told(16) == Demand(address="a:1")
     few = Demand(((1, 4), (9, 10)), machine="m")
-    assert Demand.from_text(few.to_text(4096)) == few
+    report = RestoreReport(0, "a call", "", shared=few.told(4096))
+    assert parsed(Demand, RestoreReport.from_bytes(report.to_bytes()).shared) == few
 
 
 @pytest.fixture
