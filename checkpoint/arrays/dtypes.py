@@ -6,11 +6,14 @@ of Python numbers take another's dtype.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import ml_dtypes
 import numpy as np
+
+HostArray: TypeAlias = np.ndarray[Any, Any]
+Dtype: TypeAlias = np.dtype[Any]
 
 SAFETENSORS_NAMES = {
     "bool": "BOOL",
@@ -49,11 +52,11 @@ _AS_BYTES = (
 )
 
 
-def _resolve(name: str) -> np.dtype[Any] | None:
+def _resolve(name: str) -> Dtype | None:
     extension = getattr(ml_dtypes, name, None)
     if extension is None and name not in np.sctypeDict:
         return None
-    dtype: np.dtype[Any] = np.dtype(extension or name)
+    dtype: Dtype = np.dtype(extension or name)
     return dtype
 
 
@@ -64,7 +67,7 @@ _BY_NAME = {
 }
 
 
-def dtype_named(name: str) -> np.dtype[Any] | None:
+def dtype_named(name: str) -> Dtype | None:
     """Returns the dtype of a name in a record, or None for a name that is not in the list."""
     return _BY_NAME.get(name)
 
@@ -72,17 +75,17 @@ def dtype_named(name: str) -> np.dtype[Any] | None:
 _NAMES = {dtype: name for name, dtype in _BY_NAME.items()}
 
 
-def name_of(dtype: np.dtype[Any]) -> str:
+def name_of(dtype: Dtype) -> str:
     """Returns `dtype.name`, which numpy works out anew at every call."""
     return _NAMES.get(dtype) or dtype.name
 
 
-def can_store(dtype: np.dtype[Any]) -> bool:
+def can_store(dtype: Dtype) -> bool:
     """Returns whether arrays of this dtype can be saved: little-endian, and in the list."""
     return dtype in _NAMES
 
 
-def stored_as(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+def stored_as(dtype: Dtype, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """Returns the safetensors dtype and shape of a chunk.
 
     A dtype that travels as bytes has its last axis in bytes.

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from .dtypes import Dtype
 from .sharding import chosen_memory_kind, has_text_axes
 
 
@@ -65,7 +66,7 @@ def callers_settings() -> Callable[[], AbstractContextManager[None]]:
     return settings
 
 
-def cast_array(array: Any, dtype: np.dtype[Any]) -> Any:
+def cast_array(array: Any, dtype: Dtype) -> Any:
     """Returns an array of numpy's or jax's in another dtype; jax's on its own devices, and in the
     memory where it is.
     """

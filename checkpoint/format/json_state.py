@@ -17,7 +17,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from ..arrays.dtypes import as_weak
+from ..arrays.dtypes import Dtype, HostArray, as_weak
 from ..arrays.jax_settings import own_settings
 from ..errors import CheckpointError, UnsupportedLeaf
 from .limits import MALFORMED, shown
@@ -149,7 +149,7 @@ def _encode_array(value: Any, path: str) -> dict[str, Any]:
     return {"$array": encoded}
 
 
-def _encode_dtype(dtype: np.dtype[Any]) -> Any:
+def _encode_dtype(dtype: Dtype) -> Any:
     """Returns a dtype as a text, or one with fields as a list of them, as npy files have it; None
     for one that it does not describe.
     """
@@ -166,7 +166,7 @@ def _encode_dtype(dtype: np.dtype[Any]) -> Any:
     return described if is_whole else None
 
 
-def _decode_dtype(described: Any) -> np.dtype[Any]:
+def _decode_dtype(described: Any) -> Dtype:
     if isinstance(described, str):
         return jax.numpy.dtype(described)
     return np.lib.format.descr_to_dtype(_as_fields(described))
@@ -226,7 +226,7 @@ def _decode_array(fields: Any) -> Any:
     return array[()] if scalar else array
 
 
-def _to_jax(array: np.ndarray[Any, Any]) -> jax.Array:
+def _to_jax(array: HostArray) -> jax.Array:
     if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
         raise ValueError(f"an array of {array.dtype}, which jax has only with jax_enable_x64")
     with own_settings():

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.dtypes import dtype_named
+from ..arrays.dtypes import Dtype, dtype_named
 from ..arrays.sharding import join_sharding
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepNotFound
 from ..storage.base import Readable
@@ -65,7 +65,7 @@ class LeafRecord:
     weak: bool = False
 
     @property
-    def numpy_dtype(self) -> np.dtype[Any]:
+    def numpy_dtype(self) -> Dtype:
         """The dtype of an array; a record is only parsed if it is one of the list."""
         dtype = dtype_named(self.dtype)
         assert dtype is not None

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
+from ..arrays.dtypes import HostArray
 from ..errors import Corrupt, StepNotFound
 from ..format.grid import Grid
 from ..format.limits import MALFORMED
@@ -180,7 +179,7 @@ def read_leaves(
     *,
     batch_bytes: int = BATCH_BYTES,
     allocate: Allocate = fresh,
-) -> Iterator[tuple[LeafRecord, np.ndarray[Any, Any]]]:
+) -> Iterator[tuple[LeafRecord, HostArray]]:
     """Yields the arrays of leaves, read in batches.
 
     One leaf at a time is in memory, or several of `batch_bytes` in all.

@@ -24,7 +24,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..arrays.dtypes import SAFETENSORS_NAMES, dtype_named
+from ..arrays.dtypes import SAFETENSORS_NAMES, Dtype, HostArray, dtype_named
 from ..errors import Corrupt, HostileCheckpoint, StepNotFound
 from ..format.limits import HEADER_LIMIT_BYTES, MALFORMED
 from ..format.pack_header import ALIGN_BYTES
@@ -62,7 +62,7 @@ OTHER_WEIGHTS = (
 )
 THREADS = 4
 
-DTYPES: Mapping[str, np.dtype[Any]] = {
+DTYPES: Mapping[str, Dtype] = {
     **{
         name: dtype
         for stored, name in SAFETENSORS_NAMES.items()
@@ -81,19 +81,19 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _PACKED_BITS = {DTYPES["F4"]: 4, DTYPES["F6_E2M3"]: 6, DTYPES["F6_E3M2"]: 6}
 
 
-def bits_of(dtype: np.dtype[Any]) -> int:
+def bits_of(dtype: Dtype) -> int:
     """Returns the bits that an element takes in a file: in memory it has at least a byte."""
     return _PACKED_BITS.get(dtype, 8 * dtype.itemsize)
 
 
-def unpack(data: bytes | bytearray, bits: int) -> np.ndarray[Any, Any]:
+def unpack(data: bytes | bytearray, bits: int) -> HostArray:
     """Returns elements of so many bits as bytes, one each."""
     spread = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
     whole = spread[: spread.size // bits * bits].reshape(-1, bits)
     return np.packbits(whole, axis=1, bitorder="little").reshape(-1)
 
 
-def pack(elements: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+def pack(elements: HostArray, bits: int) -> HostArray:
     """Returns bytes, one for each element, as they lie in a file: the other way round."""
     spread = np.unpackbits(elements.reshape(-1, 1), axis=1, count=bits, bitorder="little")
     return np.packbits(spread, bitorder="little")
@@ -109,7 +109,7 @@ class Tensor:
     file: str
     start: int
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: Dtype
     unread: str = ""
 
 
@@ -578,7 +578,7 @@ def runs(
 
 
 def header_of(
-    tensors: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]],
+    tensors: Mapping[str, tuple[tuple[int, ...], Dtype]],
     metadata: Mapping[str, str] | None = None,
 ) -> tuple[bytes, list[str]]:
     """Returns the head of a file (its length included) and the order of the data.

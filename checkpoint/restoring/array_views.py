@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..arrays.dtypes import Dtype, HostArray
 from ..format.record import LeafRecord
 from .devices import Region, overlap, slices_in
 from .ranges import converted
@@ -21,7 +22,7 @@ STRIPE_BYTES = 8 << 20  # of a leaf that is transposed, at a time
 Shape: TypeAlias = tuple[int, ...]
 Read: TypeAlias = tuple[LeafRecord, Region]
 # The arrays of a view's reads, in their order.
-Arrays: TypeAlias = Iterator[np.ndarray[Any, Any]]
+Arrays: TypeAlias = Iterator[HostArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,20 +33,20 @@ class View:
     """
 
     shape: Shape
-    dtype: np.dtype[Any]
+    dtype: Dtype
     chunk: Shape
 
     def reads(self, region: Region) -> Iterator[Read]:
         """Yields the regions of leaves that a region needs."""
         raise NotImplementedError
 
-    def make(self, region: Region, arrays: Arrays) -> np.ndarray[Any, Any]:
+    def make(self, region: Region, arrays: Arrays) -> HostArray:
         """Returns a region, of the arrays of its reads; it may share their memory."""
         out = np.empty([stop - start for start, stop in region], self.dtype)
         self.put(region, arrays, out)
         return out
 
-    def put(self, region: Region, arrays: Arrays, out: np.ndarray[Any, Any]) -> None:
+    def put(self, region: Region, arrays: Arrays, out: HostArray) -> None:
         """Writes a region into `out`, which has its shape."""
         out[...] = self.make(region, arrays)
 
@@ -71,7 +72,7 @@ class SavedArray(View):
     def reads(self, region: Region) -> Iterator[Read]:
         yield self.leaf, (*self.row, *region)
 
-    def make(self, region: Region, arrays: Arrays) -> np.ndarray[Any, Any]:
+    def make(self, region: Region, arrays: Arrays) -> HostArray:
         array = next(arrays)
         return array[0] if self.row else array
 
@@ -89,7 +90,7 @@ class ViewOfOne(View):
     def reads(self, region: Region) -> Iterator[Read]:
         return self.of_view.reads(self.inner(region))
 
-    def make(self, region: Region, arrays: Arrays) -> np.ndarray[Any, Any]:
+    def make(self, region: Region, arrays: Arrays) -> HostArray:
         return self.of_view.make(self.inner(region), arrays)
 
 
@@ -97,7 +98,7 @@ class ViewOfOne(View):
 class Given(View):
     """An array that is there."""
 
-    value: np.ndarray[Any, Any]
+    value: HostArray
 
     @classmethod
     def of(cls, value: Any) -> Given:
@@ -107,8 +108,8 @@ class Given(View):
     def reads(self, region: Region) -> Iterator[Read]:
         return iter(())
 
-    def make(self, region: Region, arrays: Arrays) -> np.ndarray[Any, Any]:
-        array: np.ndarray[Any, Any] = self.value[tuple(slice(*bounds) for bounds in region)]
+    def make(self, region: Region, arrays: Arrays) -> HostArray:
+        array: HostArray = self.value[tuple(slice(*bounds) for bounds in region)]
         return array
 
 
@@ -159,7 +160,7 @@ class Transposed(View):
         for inner, _ in self._stripes(region):
             yield from self.of_view.reads(inner)
 
-    def put(self, region: Region, arrays: Arrays, out: np.ndarray[Any, Any]) -> None:
+    def put(self, region: Region, arrays: Arrays, out: HostArray) -> None:
         for inner, own in self._stripes(region):
             stripe = self.of_view.make(inner, arrays).transpose(self.axes)
             out[slices_in(own, region)] = stripe
@@ -170,12 +171,12 @@ class Casted(ViewOfOne):
     """A view in another dtype."""
 
     @classmethod
-    def of(cls, view: View, dtype: np.dtype[Any]) -> Casted:
+    def of(cls, view: View, dtype: Dtype) -> Casted:
         if view.dtype.kind == "c" and dtype.kind != "c":
             raise ValueError(f"{dtype.name} cannot hold the imaginary parts of {view.dtype.name}")
         return cls(view.shape, dtype, view.chunk, view)
 
-    def make(self, region: Region, arrays: Arrays) -> np.ndarray[Any, Any]:
+    def make(self, region: Region, arrays: Arrays) -> HostArray:
         return converted(super().make(region, arrays), self.dtype)
 
 
@@ -216,7 +217,7 @@ class Reshaped(ViewOfOne):
     def inner(self, region: Region) -> Region:
         return self._rows(region)[1]
 
-    def make(self, region: Region, arrays: Arrays) -> np.ndarray[Any, Any]:
+    def make(self, region: Region, arrays: Arrays) -> HostArray:
         (start, stop), _ = self._rows(region)
         flat = np.ascontiguousarray(super().make(region, arrays)).reshape(-1)[start:stop]
         sizes = tuple(stop - start for start, stop in region)
@@ -266,7 +267,7 @@ class Repeated(ViewOfOne):
         start, stop = region[self.axis]
         return _with(region, self.axis, (start // self.count, -(-stop // self.count)))
 
-    def make(self, region: Region, arrays: Arrays) -> np.ndarray[Any, Any]:
+    def make(self, region: Region, arrays: Arrays) -> HostArray:
         array = np.repeat(super().make(region, arrays), self.count, self.axis)
         start, stop = region[self.axis]
         first = start // self.count * self.count
@@ -297,7 +298,7 @@ class Expanded(View):
         start, stop = region[self.axis]
         return self.of_view.reads(self._inner(region)) if start < stop else iter(())
 
-    def put(self, region: Region, arrays: Arrays, out: np.ndarray[Any, Any]) -> None:
+    def put(self, region: Region, arrays: Arrays, out: HostArray) -> None:
         if out.shape[self.axis]:
             self.of_view.put(self._inner(region), arrays, out.squeeze(self.axis))
 
@@ -338,7 +339,7 @@ class Joined(View):
         for view, inner, _ in self._inner(region):
             yield from view.reads(inner)
 
-    def put(self, region: Region, arrays: Arrays, out: np.ndarray[Any, Any]) -> None:
+    def put(self, region: Region, arrays: Arrays, out: HostArray) -> None:
         for view, inner, common in self._inner(region):
             view.put(inner, arrays, out[slices_in(common, region)])
 
@@ -361,7 +362,7 @@ class Sliced(ViewOfOne):
         start, stop = region[self.axis]
         return _with(region, self.axis, (start + self.first, stop + self.first))
 
-    def put(self, region: Region, arrays: Arrays, out: np.ndarray[Any, Any]) -> None:
+    def put(self, region: Region, arrays: Arrays, out: HostArray) -> None:
         self.of_view.put(self.inner(region), arrays, out)
 
 
@@ -382,7 +383,7 @@ class Squeezed(ViewOfOne):
     def inner(self, region: Region) -> Region:
         return (*region[: self.axis], (0, 1), *region[self.axis :])
 
-    def make(self, region: Region, arrays: Arrays) -> np.ndarray[Any, Any]:
+    def make(self, region: Region, arrays: Arrays) -> HostArray:
         return super().make(region, arrays).squeeze(self.axis)
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Sharding
+
+from ..arrays.dtypes import Dtype, HostArray
 
 Region = tuple[tuple[int, int], ...]
 
@@ -42,7 +43,7 @@ class DevicePlacement:
     Made once for all these arrays. Raises ValueError where the sharding cannot divide the shape.
     """
 
-    def __init__(self, sharding: Sharding, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, sharding: Sharding, shape: tuple[int, ...], dtype: Dtype) -> None:
         sharding.shard_shape(shape)
         self._sharding = sharding
         self._shape = shape
@@ -55,7 +56,7 @@ class DevicePlacement:
         )
         self._make = _batched_put(sharding, shape, dtype, self._devices)
 
-    def put(self, arrays: dict[Region, np.ndarray[Any, Any]]) -> jax.Array:
+    def put(self, arrays: dict[Region, HostArray]) -> jax.Array:
         """Returns the array that has these regions; the memory belongs to the array from now on."""
         if self._make is not None:
             return self._make([arrays[region] for region in self._device_regions])
@@ -66,7 +67,7 @@ class DevicePlacement:
 
 
 def _batched_put(
-    sharding: Sharding, shape: tuple[int, ...], dtype: np.dtype[Any], devices: list[Any]
+    sharding: Sharding, shape: tuple[int, ...], dtype: Dtype, devices: list[Any]
 ) -> Callable[[list[Any]], jax.Array] | None:
     """Returns the call that `make_array_from_callback` ends in, without its checks of each array.
 

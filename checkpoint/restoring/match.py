@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from ..arrays.dtypes import is_weak, name_of
+from ..arrays.dtypes import Dtype, is_weak, name_of
 from ..arrays.sharding import concrete_sharding, make_sharding, show_sharding
 from ..errors import TreeMismatch, leaf_at
 from ..format.likely_names import likely_renames, saved_leaves, wanted_leaves
@@ -44,7 +44,7 @@ class LeafRequest(NamedTuple):
 
     leaf: LeafRecord
     form: str
-    dtype: np.dtype[Any] | None = None  # where it differs from the saved one
+    dtype: Dtype | None = None  # where it differs from the saved one
     sharding: Sharding | None = None
     weak: bool = False
 
@@ -178,7 +178,7 @@ def _check_is_there(leaf: LeafRecord) -> None:
         )
 
 
-def _check_width(leaf: LeafRecord, dtype: np.dtype[Any]) -> None:
+def _check_width(leaf: LeafRecord, dtype: Dtype) -> None:
     if dtype.itemsize >= 8 and jax.dtypes.canonicalize_dtype(dtype) != dtype:
         message = (
             f"{leaf_at(leaf.path)} is wanted as a jax.Array of {dtype.name}, which jax has only"
@@ -271,7 +271,7 @@ def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
     return LeafRequest(leaf, "jax", changed, sharding, is_weak(like))
 
 
-def _check_value(leaf: LeafRecord, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+def _check_value(leaf: LeafRecord, shape: tuple[int, ...], dtype: Dtype) -> None:
     """Raises TreeMismatch unless a saved Python value may come back as an array."""
     name = name_of(dtype)
     # An int goes by value, whatever the sign of the dtype.
@@ -284,11 +284,11 @@ def _check_value(leaf: LeafRecord, shape: tuple[int, ...], dtype: np.dtype[Any])
         refuse(leaf, f"{name}[], which cannot hold {shown(leaf.value)}")
 
 
-def _can_cast(leaf: LeafRecord, dtype: np.dtype[Any]) -> bool:
+def _can_cast(leaf: LeafRecord, dtype: Dtype) -> bool:
     return leaf.numpy_dtype.kind != "c" or dtype.kind == "c"
 
 
-def _remedy(leaf: LeafRecord, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+def _remedy(leaf: LeafRecord, shape: tuple[int, ...], dtype: Dtype) -> str:
     """Returns what the caller can do about an array of another shape or dtype, or ""."""
     if leaf.kind == "key":
         return ""

@@ -8,16 +8,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ..arrays.dtypes import Dtype, HostArray
 from ..errors import TreeMismatch, leaf_at
 
-Array = np.ndarray[Any, Any]
 _SMALL_FLOAT = 4  # bytes: all floats up to here are float32's too
 
 
 class OutOfRange(ValueError):
     """Says which number a dtype cannot hold."""
 
-    def __init__(self, number: object, dtype: np.dtype[Any]) -> None:
+    def __init__(self, number: object, dtype: Dtype) -> None:
         super().__init__(f"it holds {number!r}, which {dtype.name} cannot hold")
         self.number = number
         self.dtype = dtype
@@ -33,7 +33,7 @@ class OutOfRange(ValueError):
         )
 
 
-def holds(dtype: np.dtype[Any], value: complex) -> bool:
+def holds(dtype: Dtype, value: complex) -> bool:
     """Says whether a dtype has a Python number: an int as it is, of a float its range."""
     if isinstance(value, int):
         return _holds_int(dtype, value)
@@ -42,7 +42,7 @@ def holds(dtype: np.dtype[Any], value: complex) -> bool:
     return not _misfits(np.asarray(value), dtype).any()
 
 
-def _holds_int(dtype: np.dtype[Any], value: int) -> bool:
+def _holds_int(dtype: Dtype, value: int) -> bool:
     if dtype.kind == "b":
         return isinstance(value, bool)
     if _is_whole(dtype):
@@ -55,14 +55,14 @@ def _holds_int(dtype: np.dtype[Any], value: int) -> bool:
     return bool(held.item() == value)
 
 
-def array_of(value: Any, dtype: np.dtype[Any] | None) -> Array:
+def array_of(value: Any, dtype: Dtype | None) -> HostArray:
     """Returns a Python number that a dtype holds as an array without axes."""
     if isinstance(value, int) and dtype is not None and not _is_whole(dtype):
         value = float(value)  # ml_dtypes takes no large int
     return np.asarray(value, dtype)
 
 
-def converted(array: Array, dtype: np.dtype[Any]) -> Array:
+def converted(array: HostArray, dtype: Dtype) -> HostArray:
     """Returns a copy of an array in another dtype. Raises OutOfRange, which says which of its
     numbers the dtype cannot hold; a number may lose digits.
     """
@@ -74,7 +74,7 @@ def converted(array: Array, dtype: np.dtype[Any]) -> Array:
     return _cast(array, dtype)
 
 
-def converted_leaf(path: str, array: Array, dtype: np.dtype[Any]) -> Array:
+def converted_leaf(path: str, array: HostArray, dtype: Dtype) -> HostArray:
     """Returns the array of a leaf as `converted`; raises TreeMismatch naming the leaf."""
     try:
         return converted(array, dtype)
@@ -82,23 +82,23 @@ def converted_leaf(path: str, array: Array, dtype: np.dtype[Any]) -> Array:
         raise error.of_leaf(path) from None
 
 
-def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
+def _cast(array: HostArray, dtype: Dtype) -> HostArray:
     if not _is_native(array.dtype) and not _is_native(dtype) and array.dtype != dtype:
         array = _readable(array)  # ml_dtypes has no cast between some of its own
     with np.errstate(all="ignore"):
         return array.astype(dtype)
 
 
-def _is_native(dtype: np.dtype[Any]) -> bool:
+def _is_native(dtype: Dtype) -> bool:
     """Says whether a dtype is one of numpy's own."""
     return dtype.isbuiltin == 1
 
 
-def _is_whole(dtype: np.dtype[Any]) -> bool:
+def _is_whole(dtype: Dtype) -> bool:
     return dtype.kind in "biu" or dtype.name.startswith(("int", "uint"))
 
 
-def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
+def _bounds(dtype: Dtype) -> tuple[int, int]:
     """Returns the least and the most of whole numbers."""
     if dtype.kind == "b":
         return 0, 1
@@ -107,7 +107,7 @@ def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
-def _fits_by_extremes(array: Array, dtype: np.dtype[Any]) -> bool:
+def _fits_by_extremes(array: HostArray, dtype: Dtype) -> bool:
     """Says whether the least and the most of an array show that all of it fits: no more than two
     passes. Where they do not show it, it may fit all the same.
     """
@@ -137,7 +137,7 @@ def _fits_by_extremes(array: Array, dtype: np.dtype[Any]) -> bool:
     )
 
 
-def _readable(array: Array) -> Array:
+def _readable(array: HostArray) -> HostArray:
     """Returns numbers in a dtype of numpy's own that has them all, and compares with any bound."""
     dtype = array.dtype
     if _is_native(dtype) and dtype != np.float16:
@@ -147,7 +147,7 @@ def _readable(array: Array) -> Array:
     return array.astype(np.float32 if dtype.itemsize <= _SMALL_FLOAT else np.float64)
 
 
-def _floats_hold(extremes: Array, dtype: np.dtype[Any]) -> bool:
+def _floats_hold(extremes: HostArray, dtype: Dtype) -> bool:
     """Says whether floats have everything between two finite numbers."""
     finfo: Any = ml_dtypes.finfo
     info = finfo(dtype)
@@ -161,11 +161,11 @@ def _floats_hold(extremes: Array, dtype: np.dtype[Any]) -> bool:
     )
 
 
-def _misfits(array: Array, dtype: np.dtype[Any]) -> Array:
+def _misfits(array: HostArray, dtype: Dtype) -> HostArray:
     """Returns which numbers of an array lose their range in a dtype."""
     if array.dtype.kind == "c" or dtype.kind == "c":
         part = np.dtype(f"f{dtype.itemsize // 2}")
-        real: Array = _misfits(np.real(array), part)
+        real: HostArray = _misfits(np.real(array), part)
         return real | _misfits(np.imag(array), part)
     array = _readable(array)
     if dtype.kind == "b":
@@ -178,11 +178,11 @@ def _misfits(array: Array, dtype: np.dtype[Any]) -> Array:
         has_zero = (array != 0) | (held == 0)  # float8_e8m0fnu has none
         is_same = (held == array) | (np.isnan(held) & np.isnan(array))
     is_near = np.isfinite(held) & has_sign & has_zero
-    misfits: Array = np.where(np.isfinite(array), ~is_near, ~is_same)
+    misfits: HostArray = np.where(np.isfinite(array), ~is_near, ~is_same)
     return misfits
 
 
-def _outside(array: Array, least: int, most: int) -> Array:
+def _outside(array: HostArray, least: int, most: int) -> HostArray:
     """Returns which numbers are no whole ones between two bounds once their fractions are gone."""
     if array.dtype.kind != "f":
         return np.asarray((array < least) | (array > most))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checka
 import numpy as np
 from crc32c import crc32c
 
-from ..arrays.dtypes import stored_as
+from ..arrays.dtypes import HostArray, stored_as
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepGone, StepNotFound
 from ..format.grid import Grid, Ints, chunk_name
 from ..format.item_report import FileReport
@@ -41,7 +41,7 @@ REQUEST_BYTES = 16 << 20  # the same where each step is a request over a network
 T = TypeVar("T")
 
 # Makes 64-aligned memory of so many bytes.
-Allocate: TypeAlias = Callable[[int], np.ndarray[Any, Any]]
+Allocate: TypeAlias = Callable[[int], HostArray]
 
 
 @dataclass(eq=False, slots=True)
@@ -50,7 +50,7 @@ class ReadRequest:
 
     leaf: LeafRecord
     region: Region
-    array: np.ndarray[Any, Any] | None = None
+    array: HostArray | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -60,11 +60,11 @@ class ReadRequest:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.leaf.numpy_dtype.itemsize
 
-    def take(self, array: np.ndarray[Any, Any]) -> None:
+    def take(self, array: HostArray) -> None:
         """Takes the array whose bytes are there, or will be."""
         self.array = array
 
-    def lie_in(self, memory: np.ndarray[Any, Any]) -> None:
+    def lie_in(self, memory: HostArray) -> None:
         """Makes the array of this memory, which has exactly its bytes."""
         self.array = memory.view(self.leaf.numpy_dtype).reshape(self.shape)
 
@@ -309,7 +309,7 @@ class ItemReader:
         storage = self._storage
         return isinstance(storage, HasCopies) and storage.distrust(self.name_of(file))
 
-    def _allocate(self, read: ReadRequest, allocate: Allocate) -> np.ndarray[Any, Any]:
+    def _allocate(self, read: ReadRequest, allocate: Allocate) -> HostArray:
         try:
             return allocate(read.nbytes)
         except MemoryError as error:
@@ -631,7 +631,7 @@ class _Apart:
         self._start, self._stop = _checked_range([chunk])
         self._lock = threading.Lock()
         self._left = ranges
-        self._data: np.ndarray[Any, Any] | None = None
+        self._data: HostArray | None = None
         self._is_straight = False
         self._buffers: list[memoryview] = []  # memory of its own is taken with the first range
 
@@ -780,7 +780,7 @@ def _end(chunk: ChunkRead) -> int:
     return chunk.entry.start + chunk.entry.nbytes
 
 
-def _straight(chunk: ChunkRead) -> np.ndarray[Any, Any] | None:
+def _straight(chunk: ChunkRead) -> HostArray | None:
     """Returns the bytes of a request's array where all of a chunk goes in one stretch, or None."""
     for read in chunk.reads:
         offset = _offset_in(chunk.region, read.region)
@@ -803,7 +803,7 @@ def _offset_in(region: Region, whole: Region) -> int | None:
     return offset
 
 
-def _deliver(chunk: ChunkRead, data: np.ndarray[Any, Any], *, skip_straight: bool = False) -> None:
+def _deliver(chunk: ChunkRead, data: HostArray, *, skip_straight: bool = False) -> None:
     """Copies what each request needs of a chunk."""
     sizes = [stop - start for start, stop in chunk.region]
     array = data.view(chunk.leaf.numpy_dtype).reshape(sizes)

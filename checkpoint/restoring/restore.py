@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec, Sharding
 
-from ..arrays.dtypes import as_weak
+from ..arrays.dtypes import HostArray, as_weak
 from ..arrays.jax_settings import own_settings
 from ..errors import TreeMismatch, leaf_at
 from ..format.leaf_types import decode_leaf_types, encode_leaf_types, leaf_makers
@@ -170,7 +170,7 @@ class VerifyReport:
     bytes: int
 
 
-def allocate(nbytes: int) -> np.ndarray[Any, Any]:
+def allocate(nbytes: int) -> HostArray:
     """Returns 64-aligned memory, which jax on CPU takes without a copy.
 
     It is used again when its arrays have died.
@@ -383,14 +383,14 @@ def _wrap_key(leaf: LeafRecord, data: jax.Array) -> jax.Array:
 
 def _regions(
     request: LeafRequest, placement: DevicePlacement, parts: Sequence[ReadRequest]
-) -> dict[Region, np.ndarray[Any, Any]]:
+) -> dict[Region, HostArray]:
     """Returns the arrays of a placement's regions: those that were read, or a Python number."""
     if request.leaf.grid is not None:
         return {read.region: _cast(read, request) for read in parts}
     return dict.fromkeys(placement.regions, array_of(request.leaf.value, request.dtype))
 
 
-def _cast(read: ReadRequest, request: LeafRequest) -> np.ndarray[Any, Any]:
+def _cast(read: ReadRequest, request: LeafRequest) -> HostArray:
     array = read.array
     assert array is not None
     dtype = request.dtype

@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from ..arrays.dtypes import can_store, name_of
+from ..arrays.dtypes import Dtype, can_store, name_of
 from ..errors import TreeMismatch, UnsupportedLeaf
 from ..format.grid import Grid
 from ..format.record import ItemRecord, LeafRecord
@@ -315,7 +313,7 @@ def _view(view: View, rule: ShapeRule) -> View:
             return Repeated.of(view, count, axis)
 
 
-def _check_storable(name: str, dtype: np.dtype[Any]) -> None:
+def _check_storable(name: str, dtype: Dtype) -> None:
     if not can_store(dtype):
         what = f"Add({name!r})" if name else "Cast"
         raise UnsupportedLeaf(

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..arrays.dtypes import dtype_named
+from ..arrays.dtypes import Dtype, dtype_named
 
 Group: TypeAlias = int | str
 
@@ -68,7 +68,7 @@ def _not_dtype(value: Any) -> str:
     return "" if is_dtype else 'a dtype: "bfloat16", jnp.float32'
 
 
-def to_dtype(given: Any) -> np.dtype[Any]:
+def to_dtype(given: Any) -> Dtype:
     """Returns the dtype that `Cast` is given. Raises TypeError for what is none."""
     named = dtype_named(given) if isinstance(given, str) else None
     return np.dtype(given) if named is None else named

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from ..arrays.dtypes import HostArray
 from ..format.record import LeafRecord
 from .array_views import SavedArray, View
 from .devices import Region, slices_in
@@ -37,9 +38,9 @@ class HeldChunks:
     """The whole chunks of a leaf that were read last, as one array."""
 
     _key: tuple[str, Region] | None = None
-    _array: np.ndarray[Any, Any] | None = None
+    _array: HostArray | None = None
 
-    def get(self, reader: ArrayReader, leaf: LeafRecord, region: Region) -> np.ndarray[Any, Any]:
+    def get(self, reader: ArrayReader, leaf: LeafRecord, region: Region) -> HostArray:
         """Returns whole chunks, held or read now in place of those before."""
         key = (leaf.path, region)
         if self._key != key:
@@ -51,7 +52,7 @@ class HeldChunks:
         return self._array
 
 
-def fresh(nbytes: int) -> np.ndarray[Any, Any]:
+def fresh(nbytes: int) -> HostArray:
     """Returns memory that goes back to the system with its array: for what is only passed on."""
     return np.empty(nbytes, np.uint8)
 
@@ -63,7 +64,7 @@ def read_in_order(
     held: HeldChunks | None = None,
     batch_bytes: int = BATCH_BYTES,
     allocate: Allocate = fresh,
-) -> Iterator[np.ndarray[Any, Any]]:
+) -> Iterator[HostArray]:
     """Yields the arrays of regions, read in batches of at most so many bytes, or of one region.
 
     Each is let go of when it is passed. `held` keeps whole chunks from one call to the next.
@@ -87,7 +88,7 @@ def read_in_order(
 
 def _filled(
     reader: ArrayReader, batch: list[ReadRequest], allocate: Allocate
-) -> Iterator[np.ndarray[Any, Any]]:
+) -> Iterator[HostArray]:
     """Reads a batch, and empties it."""
     if batch:
         reader.fill(batch, allocate)

@@ -15,7 +15,7 @@ from jax.tree_util import PyTreeDef
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import runtime_indices
 
-from ..arrays.dtypes import can_store, is_weak, name_of
+from ..arrays.dtypes import Dtype, can_store, is_weak, name_of
 from ..arrays.sharding import axes_of, describe_sharding, refuse_partial_sums, spec_of_axes
 from ..errors import UnsupportedLeaf, leaf_at
 from ..format.json_state import Json
@@ -269,7 +269,7 @@ def _same(kept: list[tuple[Any, Any, Any]], leaves: list[Any]) -> bool:
     return True
 
 
-def _check_dtype(path: str, dtype: np.dtype[Any]) -> None:
+def _check_dtype(path: str, dtype: Dtype) -> None:
     if not can_store(dtype):
         message = (
             f"{leaf_at(path)} has dtype {dtype!s} ({dtype.str}), which cannot be saved; convert"

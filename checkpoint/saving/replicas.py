@@ -43,6 +43,7 @@ from ..agreement.replica_sums import (
     differing_sets,
 )
 from ..agreement.save_protocol import SaveReport, Told
+from ..arrays.dtypes import Dtype, HostArray
 from ..arrays.jax_settings import outside_of_meshes, own_settings
 from ..errors import ReplicasDiffer, error_text
 from ..steps.claims import writer_of
@@ -128,12 +129,12 @@ class ReplicaPlan:
     slots: Mapping[SharedShard, tuple[int, ...]]
     sets: Mapping[int, tuple[SharedShard, ...]]
 
-    def digest(self, number: int, sums: Mapping[int, np.ndarray[Any, Any]]) -> str:
+    def digest(self, number: int, sums: Mapping[int, HostArray]) -> str:
         """Returns the digest of a set, as hex."""
         own = np.array(self.sums_of(number, sums), "<u4")
         return hashlib.blake2b(own.tobytes(), digest_size=8).hexdigest()
 
-    def sums_of(self, number: int, sums: Mapping[int, np.ndarray[Any, Any]]) -> tuple[int, ...]:
+    def sums_of(self, number: int, sums: Mapping[int, HostArray]) -> tuple[int, ...]:
         """Returns the sums of a set's shards, each of its first replica here."""
         return tuple(
             int(sums[shard.leaf][self.slots[shard][0]]) for shard in self.sets.get(number, ())
@@ -222,7 +223,7 @@ class _Made(NamedTuple):
     """
 
     group: _Group
-    sums: Callable[[], np.ndarray[Any, Any]]
+    sums: Callable[[], HostArray]
 
 
 class ReplicaSums:
@@ -241,7 +242,7 @@ class ReplicaSums:
         self._plan = compared.own
         self._plan_of = compared.of_rank
         self._made: list[_Made] = []
-        self._sums: dict[int, np.ndarray[Any, Any]] = {}
+        self._sums: dict[int, HostArray] = {}
         self._devices: dict[int, Devices] = {}
         self._later: list[_Group] = []
         for group in compared.groups:
@@ -263,7 +264,7 @@ class ReplicaSums:
             self.views[index] = of_leaf
             views += of_leaf
 
-        def sums() -> np.ndarray[Any, Any]:
+        def sums() -> HostArray:
             made = np.array(sums_of_words(list(map(np.asarray, views)), turn), np.uint32)
             return made.reshape(len(group.leaves), len(group.devices)).T
 
@@ -433,7 +434,7 @@ def _views(parts: Sequence[jax.Array]) -> list[Any]:
     return [np.asarray(part) for part in parts]
 
 
-def sum_of_words(array: np.ndarray[Any, Any], turn: int | None = None) -> int:
+def sum_of_words(array: HostArray, turn: int | None = None) -> int:
     """Returns the sum of an array's memory as words of 32 bits (of 8, where it is no whole number
     of them), modulo 2**32; with a turn, that part of them. Pure.
     """
@@ -444,12 +445,12 @@ def sum_of_words(array: np.ndarray[Any, Any], turn: int | None = None) -> int:
     return int(np.add.reduce(words, dtype=np.uint32))
 
 
-def sums_of_words(views: Sequence[np.ndarray[Any, Any]], turn: int | None = None) -> list[int]:
+def sums_of_words(views: Sequence[HostArray], turn: int | None = None) -> list[int]:
     """Returns the sum of each view, as `sum_of_words` does. Small ones are summed together."""
     sums = [0] * len(views)
     sizes = [view.nbytes for view in views]
     alone: list[int] = []
-    together: dict[np.dtype[Any], list[int]] = {}
+    together: dict[Dtype, list[int]] = {}
     for place, nbytes in enumerate(sizes):
         if turn is None and 0 < nbytes <= TOGETHER_BYTES and not nbytes % 4:
             together.setdefault(views[place].dtype, []).append(place)
@@ -468,12 +469,12 @@ def sums_of_words(views: Sequence[np.ndarray[Any, Any]], turn: int | None = None
     return sums
 
 
-def _program_on(group: _Group, arrays: Sequence[jax.Array]) -> Callable[[], np.ndarray[Any, Any]]:
+def _program_on(group: _Group, arrays: Sequence[jax.Array]) -> Callable[[], HostArray]:
     """Returns what waits for the sums that it has dispatched."""
     with outside_of_meshes():
         summed = _program(group.devices)([_here(group, array) for array in arrays])
 
-    def sums() -> np.ndarray[Any, Any]:
+    def sums() -> HostArray:
         with own_settings():
             return np.asarray(summed)
 

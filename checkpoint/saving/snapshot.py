@@ -29,6 +29,7 @@ from jax.sharding import SingleDeviceSharding
 
 from holdfast.multihost.liveness.vitals import waiting_for_devices
 
+from ..arrays.dtypes import HostArray
 from ..errors import LeafFailed, SaveCancelled
 from ..format.pack_header import LARGE_BYTES, ChunkChecksum, RunningChecksum
 from ..format.tree import FlatTree, is_key, is_there, paused_gc
@@ -133,11 +134,11 @@ class Shard:
         self._array: jax.Array | None = array
         self._path = path
         self._waits = waits
-        self._host: np.ndarray[Any, Any] | None = None
+        self._host: HostArray | None = None
         self._moved = moved
         self._lock = threading.Lock()
 
-    def get(self) -> np.ndarray[Any, Any]:
+    def get(self) -> HostArray:
         """Returns the shard on the host; blocks. Safe for several threads."""
         with self._lock:
             if self._host is None:
@@ -147,7 +148,7 @@ class Shard:
                     self._moved()
             return self._host
 
-    def _fetch(self) -> np.ndarray[Any, Any]:
+    def _fetch(self) -> HostArray:
         try:
             if self._waits is not None:
                 self._waits.wait_late(self._array)
@@ -174,7 +175,7 @@ class Snapshot:
         self.unmoved = unmoved or Unmoved({}, set(), {})
         # An incremental save may link a chunk, which then needs no new checksum.
         self._sums_copies = unmoved is None
-        self.local: list[np.ndarray[Any, Any]] = []  # host-local leaves that another rank writes
+        self.local: list[HostArray] = []  # host-local leaves that another rank writes
         self.values: list[Any] = []  # the Python values, in leaf order
         self.packs: dict[int, list[Any]] = {}
         self._copies: dict[int, _PackCopy] = {}  # those that are made later
@@ -366,7 +367,7 @@ class Snapshot:
         self._paths[id(shard)] = described.path
         return _copied_on_host(self._host_view(shard)) if on_host else shard
 
-    def _host_view(self, leaf: Any) -> np.ndarray[Any, Any]:
+    def _host_view(self, leaf: Any) -> HostArray:
         if isinstance(leaf, jax.Array) and is_key(leaf):
             leaf = jax.random.key_data(leaf)
         self._waits.wait(leaf)
@@ -462,7 +463,7 @@ class _HostShard:
     again once nothing refers to it, neither a snapshot nor a write of it that was given up.
     """
 
-    def __init__(self, shard: np.ndarray[Any, Any]) -> None:
+    def __init__(self, shard: HostArray) -> None:
         self.shard = shard
         self.copy = POOL.take(shard.nbytes).view(shard.dtype).reshape(shard.shape)
 
@@ -498,7 +499,7 @@ class _ChunkCopy(NamedTuple):
             summed.add(memoryview(piece))
         return summed.result()
 
-    def _regions(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def _regions(self) -> tuple[HostArray, HostArray]:
         part: Any = ... if self.inside is None else self.inside
         return self.shard.copy[part], self.shard.shard[part]
 
@@ -587,11 +588,11 @@ def _copy_chunks(chunks: Sequence[_ChunkCopy]) -> None:
         chunk.make()
 
 
-def _copy(copy: np.ndarray[Any, Any], original: np.ndarray[Any, Any]) -> None:
+def _copy(copy: HostArray, original: HostArray) -> None:
     copy[...] = original
 
 
-def _copied_on_host(array: np.ndarray[Any, Any]) -> Any:
+def _copied_on_host(array: HostArray) -> Any:
     """Returns a copy of a small shard, or a larger one whose chunks are to be copied."""
     return np.array(array, order="C") if array.nbytes <= SMALL_BYTES else _HostShard(array)
 

@@ -19,7 +19,7 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Solo
 
 from ..agreement.save_protocol import Prepared, SaveKey, SaveReport
-from ..arrays.dtypes import dtype_named
+from ..arrays.dtypes import Dtype, HostArray, dtype_named
 from ..errors import StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
 from ..format.grid import Chunk, Grid
 from ..format.item_report import FileReport, ItemReport, pack_name
@@ -242,7 +242,7 @@ class _Tensors(NamedTuple):
 
     leaves: Mapping[str, Named]
     texts: Mapping[str, str]
-    shapes: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    shapes: Mapping[str, tuple[tuple[int, ...], Dtype]]
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -449,7 +449,7 @@ def _in_reading_order(item: ItemRecord, reader: ArrayReader) -> Sequence[LeafRec
     return sorted(item.leaves, key=lambda leaf: places.get(leaf.path, -1))
 
 
-def _shape_and_dtype(name: str, leaf: LeafRecord) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _shape_and_dtype(name: str, leaf: LeafRecord) -> tuple[tuple[int, ...], Dtype]:
     dtype = np.asarray(leaf.value).dtype if leaf.grid is None else dtype_named(leaf.dtype)
     if dtype not in NAMES:
         message = (
@@ -489,7 +489,7 @@ def _parts(
             progress(data.nbytes)
 
 
-def _rows(leaf: LeafRecord, reader: ArrayReader) -> Iterator[np.ndarray[Any, Any]]:
+def _rows(leaf: LeafRecord, reader: ArrayReader) -> Iterator[HostArray]:
     """Yields an array whole, or a large one in rows, as far as it can be read so."""
     if leaf.grid is None:
         yield np.asarray(leaf.value)
@@ -769,8 +769,8 @@ def _shard_region(placement: ShardPlacement | None, slot: int, shape: Sequence[i
 class _LazyChunk(NamedTuple):
     """A chunk that is read when its turn comes, in the pack's order."""
 
-    arrays: Iterator[np.ndarray[Any, Any]]
+    arrays: Iterator[HostArray]
 
-    def get(self) -> np.ndarray[Any, Any]:
+    def get(self) -> HostArray:
         """Returns the chunk's array, once."""
         return next(self.arrays)

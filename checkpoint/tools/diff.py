@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ..arrays.dtypes import HostArray
 from ..format.record import LeafRecord
 from ..layouts.base import CheckpointInfo, CheckpointReader, read_leaves
 from ..restoring.match import show_leaf
@@ -66,7 +67,7 @@ class Shown(NamedTuple):
 
 
 Values: TypeAlias = Mapping[str, Shown]
-Read: TypeAlias = tuple[LeafRecord, np.ndarray[Any, Any]]
+Read: TypeAlias = tuple[LeafRecord, HostArray]
 
 
 def compare(a: CheckpointReader, b: CheckpointReader) -> Iterator[LeafDifference]:
@@ -253,7 +254,7 @@ class Gap(NamedTuple):
     not_finite: int
 
 
-def difference(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> Gap | None:
+def difference(a: HostArray, b: HostArray) -> Gap | None:
     """Compares two arrays alike in shape and dtype. None if they are equal.
 
     Equal means equal bits: a NaN equals itself, and 0.0 does not equal -0.0.

@@ -18,7 +18,7 @@ import tensorstore as ts
 
 from holdfast.coordination.names import on_the_wire
 
-from ...arrays.dtypes import dtype_named
+from ...arrays.dtypes import HostArray, dtype_named
 from ...errors import CheckpointError, Corrupt, HostileCheckpoint
 from ...format.grid import Grid
 from ...format.record import ItemRecord, LeafRecord
@@ -271,7 +271,7 @@ class OrbaxItem:
                 regions.append((self._names[leaf.path], index, read.array))
         self._read(regions)
 
-    def _read(self, regions: Sequence[tuple[str, tuple[slice, ...], np.ndarray[Any, Any]]]) -> None:
+    def _read(self, regions: Sequence[tuple[str, tuple[slice, ...], HostArray]]) -> None:
         opening = {
             name: self._opening(name)
             for name in dict.fromkeys(name for name, _, _ in regions)

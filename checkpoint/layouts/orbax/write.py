@@ -31,6 +31,7 @@ import tensorstore as ts
 
 from holdfast.coordination import HoldfastError
 
+from ...arrays.dtypes import HostArray
 from ...arrays.jax_settings import own_settings
 from ...errors import (
     Corrupt,
@@ -275,9 +276,7 @@ class OrbaxWriter:
         """
         self._pending.extend(zip(names, map(start, values), strict=True))
 
-    def write(
-        self, item: str, name: str, index: tuple[slice, ...], array: np.ndarray[Any, Any]
-    ) -> None:
+    def write(self, item: str, name: str, index: tuple[slice, ...], array: HostArray) -> None:
         """Starts writing one region of a leaf; the array must stay as it is until `flush`."""
         store = self._stores[item, name][index] if index else self._stores[item, name]
         start = partial(store.write, can_reference_source_data_indefinitely=True)
