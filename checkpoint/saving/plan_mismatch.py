@@ -21,7 +21,7 @@ from ..arrays.sharding import show_sharding
 from ..errors import SaveFailed
 from ..format.item_report import ItemReport
 from .plan import Leaf, Plan
-from .replicas import ANSWER_S, ReplicaSums, answer_for
+from .replicas import ANSWER_S, ReplicaSums, answer_for, ask_all
 
 
 class PlansDiffer(SaveFailed):
@@ -131,10 +131,7 @@ def explain(group: Group, name: str, error: PlansDiffer, plan: Plan | None) -> S
     asked = error.process or 0
     question = Told(leaves_of=LeafQuestion(asked, error.item))
     try:
-        group.broadcast(f"{name}/outcome", question.to_bytes(), timeout_s=ANSWER_S)
-        answers = group.gather(f"{name}/leaves", b"", timeout_s=ANSWER_S)
-        assert answers is not None
-        theirs = ShownLeaves.from_bytes(answers[asked])
+        theirs = ShownLeaves.from_bytes(ask_all(group, name, question, b"")[asked])
         leaf, difference = first_difference(ShownLeaves.of(plan), theirs, asked)
         message = f"{message}. {difference}" if leaf else message
     except HoldfastError as lost:
@@ -158,14 +155,12 @@ def receive_result(
         told = Told.from_bytes(group.broadcast(f"{name}/outcome", None, timeout_s=timeout_s))
         if told.result is not None:
             return told.result
+        answer = b""
         if told.replicas_of is not None:
             answer = answer_for(replicas, told.replicas_of)
-            group.gather(f"{name}/replicas", answer, timeout_s=ANSWER_S)
-        elif told.leaves_of is not None:
-            answer = b""
-            if group.index == told.leaves_of.process:
-                answer = ShownLeaves.of(plans.get(told.leaves_of.item)).to_bytes()
-            group.gather(f"{name}/leaves", answer, timeout_s=ANSWER_S)
+        elif told.leaves_of is not None and group.index == told.leaves_of.process:
+            answer = ShownLeaves.of(plans.get(told.leaves_of.item)).to_bytes()
+        group.gather(f"{name}/answers", answer, timeout_s=ANSWER_S)
 
 
 def _show(leaf: Leaf) -> str:

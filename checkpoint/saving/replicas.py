@@ -556,14 +556,20 @@ def find_drift(
         if not sets and not any(report.differs_here for report in by_process.values()):
             continue
         step = reports[0].key.step
+        question = ReplicaQuestion(item, sets)
         try:
-            answers = _ask(group, name, replicas, ReplicaQuestion(item, sets))
+            told = ask_all(group, name, Told(replicas_of=question), answer_for(replicas, question))
         except HoldfastError as lost:
             message = (
                 f"step {step}, item {item!r}: replicas have drifted apart (which leaves they are"
                 f" of could not be asked: {lost})"
             )
             return ReplicasDiffer(message, step=step)
+        answers = {
+            process: ReplicaAnswer.from_bytes(answer)
+            for process, answer in enumerate(told)
+            if answer
+        }
         shards = {number: own.shards_of(number, _a_holder(by_process, number)) for number in sets}
         difference = difference_of(item, step, own.paths, shards, answers)
         if difference is not None:
@@ -575,18 +581,12 @@ def _a_holder(by_process: Mapping[int, ReplicaReport], number: int) -> int:
     return next(process for process, report in by_process.items() if number in report.digests)
 
 
-def _ask(
-    group: Group, name: str, replicas: Mapping[str, ReplicaSums], question: ReplicaQuestion
-) -> dict[int, ReplicaAnswer]:
-    told = Told(replicas_of=question).to_bytes()
-    group.broadcast(f"{name}/outcome", told, timeout_s=ANSWER_S)
-    answers = group.gather(f"{name}/replicas", answer_for(replicas, question), timeout_s=ANSWER_S)
+def ask_all(group: Group, name: str, question: Told, own: bytes) -> list[bytes]:
+    """Returns what all answer to a question before the result, by rank, and `own`. Blocks."""
+    group.broadcast(f"{name}/outcome", question.to_bytes(), timeout_s=ANSWER_S)
+    answers = group.gather(f"{name}/answers", own, timeout_s=ANSWER_S)
     assert answers is not None
-    return {
-        process: ReplicaAnswer.from_bytes(answer)
-        for process, answer in enumerate(answers)
-        if answer
-    }
+    return answers
 
 
 def answer_for(replicas: Mapping[str, ReplicaSums], question: ReplicaQuestion) -> bytes:
