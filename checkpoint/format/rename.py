@@ -24,7 +24,7 @@ def renamer(names: Names) -> Callable[[str], str]:
     if isinstance(names, Mapping):
         table = dict(names)
         return lambda name: table.get(name, name)
-    rules = [(_compiled(pattern), replacement) for pattern, replacement in names]
+    rules = [(compiled(pattern), replacement) for pattern, replacement in names]
 
     def rename(name: str) -> str:
         for pattern, replacement in rules:
@@ -40,10 +40,11 @@ def matches(names: Mapping[str, str] | Sequence[tuple[str, str]], name: str) -> 
     """Says whether a mapping, or one of the rules, is for this name."""
     if isinstance(names, Mapping):
         return name in names
-    return any(_compiled(pattern).fullmatch(name) for pattern, _ in names)
+    return any(compiled(pattern).fullmatch(name) for pattern, _ in names)
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Returns the pattern of a rule; raises ValueError for what is none."""
     try:
         return re.compile(pattern)
     except re.error as error:

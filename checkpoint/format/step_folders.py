@@ -15,7 +15,7 @@ from ..errors import CheckpointError, Corrupt, HostileCheckpoint
 from ..storage.base import NameTaken, Readable, Storage
 from ..storage.local import LocalStorage
 from ..storage.path import join
-from ..storage.sure_read import read_surely
+from ..storage.sure_read import is_listed, read_head, read_surely
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME, TOMBSTONE
 from .limits import MALFORMED
@@ -172,8 +172,7 @@ def other_step(step: int, storage: Readable, folder: str) -> int | None:
 
     Step 0 fits every folder: one-shot saves have it.
     """
-    name = join(storage.root, folder).rstrip("/").rpartition("/")[2]
-    digits = _DIGITS_AT_END.search(name)
+    digits = _DIGITS_AT_END.search(_name_of(storage, folder))
     # What nearly every folder is called costs no look at the root.
     if not step or digits is None or int(digits[0]) == step:
         return None
@@ -182,9 +181,13 @@ def other_step(step: int, storage: Readable, folder: str) -> int | None:
 
 def named_step(storage: Readable, folder: str) -> int | None:
     """Returns the step in the name of a folder of a store, None where it is called otherwise."""
-    name = join(storage.root, folder).rstrip("/").rpartition("/")[2]
+    name = _name_of(storage, folder)
     plain = step_of(name)
     return plain if plain is not None else _names_around(storage, folder).step_of(name)
+
+
+def _name_of(storage: Readable, folder: str) -> str:
+    return join(storage.root, folder).rstrip("/").rpartition("/")[2]
 
 
 def _names_around(storage: Readable, folder: str) -> StepNames:
@@ -200,7 +203,7 @@ def _names_around(storage: Readable, folder: str) -> StepNames:
 
 def _is_listed(storage: Readable, name: str) -> bool:
     try:
-        return any(entry.name == name for entry in storage.list(name.rpartition("/")[0]))
+        return is_listed(storage, name)
     except OSError:
         return False
 
@@ -230,10 +233,8 @@ def has_record(storage: Storage, folder: str) -> bool:
 
     Raises the OSError of an object store, whose silence says nothing of the record.
     """
-    head = bytearray(len(TOMBSTONE))
-    name = join(folder, RECORD_NAME)
     try:
-        read_surely(storage, name, lambda: storage.read(name, 0, [memoryview(head)]))
+        head = read_head(storage, join(folder, RECORD_NAME), len(TOMBSTONE))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
     except (CheckpointError, OSError):

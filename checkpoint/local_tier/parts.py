@@ -120,18 +120,15 @@ class Part:
         for what no process of ours writes.
         """
         if not is_sealed(data):
-            raise Corrupt(
-                f"{path}: the part's checksum does not fit its bytes; it was damaged after it was"
-                " written",
-                path=path,
-                file=path,
+            message = (
+                "the part's checksum does not fit its bytes; it was damaged after it was written"
             )
+            raise Corrupt.at(path, message)
         try:
             return _parse_part(json.loads(data))
         except MALFORMED as error:
-            raise HostileCheckpoint(
-                f"{path}: this is not a part that holdfast writes: {error!r}", path=path, file=path
-            ) from error
+            message = f"this is not a part that holdfast writes: {error!r}"
+            raise HostileCheckpoint.at(path, message) from error
 
     def summary(self) -> PartSummary:
         """Returns what an inventory says of the part."""

@@ -575,8 +575,7 @@ class ItemReader:
         return Corrupt(f"{path}: {text}", path=path, file=path, leaf=leaf)
 
     def _hostile(self, file: FileReport, text: str) -> HostileCheckpoint:
-        path = self._path(file)
-        return HostileCheckpoint(f"{path}: {text}", path=path, file=path)
+        return HostileCheckpoint.at(self._path(file), text)
 
 
 class _Scratch(threading.local):

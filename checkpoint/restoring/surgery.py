@@ -15,6 +15,7 @@ from ..arrays.dtypes import Dtype, can_store, name_of
 from ..errors import TreeMismatch, UnsupportedLeaf
 from ..format.grid import Grid
 from ..format.record import ItemRecord, LeafRecord
+from ..format.rename import compiled
 from ..format.tree import describe, escape, flatten, keys_of, plain_name
 from .array_views import (
     Casted,
@@ -163,9 +164,9 @@ class _Operation:
         for pattern, steps in self._rules.items():
             if isinstance(steps, Add):
                 continue
-            compiled = _compiled(pattern)
+            whole = compiled(pattern)
             found = [
-                Matched(leaf, match) for leaf in leaves if (match := compiled.fullmatch(leaf.name))
+                Matched(leaf, match) for leaf in leaves if (match := whole.fullmatch(leaf.name))
             ]
             for each in found:
                 path = each.leaf.path
@@ -261,13 +262,6 @@ def _no_rules(found: Any) -> TypeError:
     return TypeError(
         f"rules=: expected a mapping of patterns to rules, or several, found {found!r}"
     )
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"the rule {pattern!r} is no regular expression: {error}") from None
 
 
 def _stored(leaf: LeafRecord) -> NewLeaf:

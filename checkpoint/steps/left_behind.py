@@ -26,7 +26,7 @@ from ..format.item_report import SAVE_ID
 from ..format.record import FORMAT, whole
 from ..storage.base import NameTaken, Storage
 from ..storage.path import join
-from ..storage.sure_read import read_surely
+from ..storage.sure_read import read_head
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME, is_sealed, sealed_json
 from .claims import FOLDER, writer_of
@@ -110,10 +110,8 @@ def identify_own(storage: Storage, folder: str) -> str:
     One small read. It is "" where there is no record, or its beginning is damaged. Raises the
     store's OSError, which says nothing of the record.
     """
-    head = bytearray(_HEAD_BYTES)
-    name = join(folder, RECORD_NAME)
     try:
-        read_surely(storage, name, lambda: storage.read(name, 0, [memoryview(head)]))
+        head = read_head(storage, join(folder, RECORD_NAME), _HEAD_BYTES)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, CheckpointError):
         return ""
     except OSError as error:

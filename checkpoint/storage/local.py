@@ -201,8 +201,7 @@ class LocalStorage:
 
     def size(self, name: str) -> int:
         path = self.path / name
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        _refuse_folder(path)
         return path.stat().st_size
 
     def fetch(self, name: str, limit_bytes: int) -> bytes:
@@ -421,10 +420,14 @@ def open_to_read(path: Path) -> int:
         raise
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        _refuse_folder(path)
         raise _no_file(path)
     return file
+
+
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -38,11 +38,11 @@ def read_surely(storage: Readable, name: str, read: Callable[[], T]) -> T:
     try:
         path = join(storage.root, name)
         try:
-            is_listed = any(entry.name == name for entry in storage.list(name.rpartition("/")[0]))
+            is_there = is_listed(storage, name)
         except OSError as error:
             # An error of the file says more. Only "not found" says nothing without a listing.
             raise (error if isinstance(failure, FileNotFoundError) else failure) from None
-        if not is_listed:
+        if not is_there:
             raise failure
         if isinstance(failure, FileNotFoundError):
             with contextlib.suppress(FileNotFoundError):
@@ -52,3 +52,15 @@ def read_surely(storage: Readable, name: str, read: Callable[[], T]) -> T:
     finally:
         # It holds this frame, and so the frames of all callers, with their arrays and managers.
         del failure
+
+
+def read_head(storage: Readable, name: str, nbytes: int) -> bytearray:
+    """Returns the first bytes of a file, zeros behind its end; one small read, as `read_surely`."""
+    head = bytearray(nbytes)
+    read_surely(storage, name, lambda: storage.read(name, 0, [memoryview(head)]))
+    return head
+
+
+def is_listed(storage: Readable, name: str) -> bool:
+    """Says whether a listing of its folder shows a file."""
+    return any(entry.name == name for entry in storage.list(name.rpartition("/")[0]))

@@ -33,6 +33,7 @@ from ..storage.base import Entry, NameTaken, Part, Storage
 from ..storage.path import StorePath
 from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME
+from .conversion import Progress
 from .repack import CopyJob, repack
 
 READ_BYTES = 16 << 20  # at a time
@@ -41,7 +42,6 @@ _LAST = (
     orbax.CHECKPOINT_METADATA,
     orbax.COMMITTED,
 )  # what makes a folder of Orbax's count as finished
-Progress = Callable[[int], None]
 
 
 @dataclass
@@ -321,9 +321,7 @@ def _parts(source: StorePath, job: CopyJob, progress: Progress) -> Iterable[Part
             got = source.read(job.source, job.offset + at, [buffer])
         except FileNotFoundError:
             path = f"{source}/{job.source}"
-            raise Corrupt(
-                f"{path}: the file is missing, and the record names it", path=path, file=path
-            ) from None
+            raise Corrupt.at(path, "the file is missing, and the record names it") from None
         if got != len(buffer):
             path = f"{source}/{job.source}"
             raise Corrupt(
