@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints: TypeAlias = NDArray[np.int64]
+Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,13 @@ class Grid:
     The last chunk of a shard may be shorter.
     """
 
-    shape: tuple[int, ...]
-    shard_shape: tuple[int, ...]
-    chunk_shape: tuple[int, ...]
+    shape: Shape
+    shard_shape: Shape
+    chunk_shape: Shape
     itemsize: int = 0
 
     @cached_property
-    def counts(self) -> tuple[int, ...]:
+    def counts(self) -> Shape:
         """How many chunks there are along each axis."""
         cuts = zip(self.shape, self.shard_shape, self.chunk_shape, strict=True)
         return tuple(
@@ -99,7 +100,7 @@ class Chunk:
     slot: int
     inside: tuple[slice, ...] | None
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     nbytes: int
     itemsize: int
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .grid import Shape
 from .record import ItemRecord
 from .tree import FlatTree, keys_of
 
@@ -29,7 +30,7 @@ class NamedLeaf(NamedTuple):
     """
 
     path: str
-    shape: tuple[int, ...] | None = None
+    shape: Shape | None = None
     classes: tuple[str, ...] = ()
 
 

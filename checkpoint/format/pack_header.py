@@ -16,6 +16,7 @@ import numpy as np
 from crc32c import crc32c
 
 from ..errors import Corrupt, HostileCheckpoint
+from .grid import Shape
 from .limits import MALFORMED
 
 ALIGN_BYTES = 64
@@ -110,7 +111,7 @@ class ChunkEntry(NamedTuple):
     """One chunk as a pack's header describes it; `start` counts from the beginning of the file."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
     start: int
     nbytes: int
     checksum: ChunkChecksum

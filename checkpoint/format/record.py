@@ -22,7 +22,7 @@ from ..storage.base import Readable
 from ..storage.path import join
 from ..storage.sure_read import read_surely
 from ..storage.tombstone import RECORD_NAME, is_sealed
-from .grid import Grid, Ints
+from .grid import Grid, Ints, Shape
 from .item_report import FILE_NAME, SAVE_ID, FileReport
 from .limits import HEADER_LIMIT_BYTES, ITEM_NAME, MALFORMED, RECORD_LIMIT_BYTES
 from .own_files import is_folder_name, is_own_name
@@ -54,7 +54,7 @@ class LeafRecord:
     path: str
     kind: str
     dtype: str = ""
-    shape: tuple[int, ...] = ()
+    shape: Shape = ()
     impl: str = ""
     sharding: Any = None
     grid: Grid | None = None
@@ -415,7 +415,7 @@ def _is_weak(data: Any) -> bool:
 class _Layout(NamedTuple):
     """What leaves of one dtype, shape, grid and run of files share."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     grid: Grid
     files: Ints
 
@@ -475,7 +475,7 @@ class _LeafParser:
         return _Layout(shape, grid, files)
 
 
-def _parse_grid(shape: tuple[int, ...], sizes: Any, itemsize: int) -> Grid:
+def _parse_grid(shape: Shape, sizes: Any, itemsize: int) -> Grid:
     shard_sizes, chunk_sizes = sizes
     shard_shape = tuple(map(whole, shard_sizes))
     chunk_shape = tuple(map(whole, chunk_sizes))

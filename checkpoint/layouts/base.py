@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ..arrays.dtypes import HostArray
 from ..errors import Corrupt, StepNotFound
-from ..format.grid import Grid
+from ..format.grid import Grid, Shape
 from ..format.limits import MALFORMED
 from ..format.record import ItemRecord, LeafRecord
 from ..restoring.per_process import PerProcessSelection
@@ -131,13 +131,13 @@ def find_named(info: CheckpointInfo, items: Mapping[str, Any], name: str) -> Any
 def array_record(
     path: str,
     kind: str,
-    shape: tuple[int, ...],
+    shape: Shape,
     dtype: str,
     *,
     impl: str = "",
     sharding: Any = None,
-    shard_shape: tuple[int, ...] | None = None,
-    chunk_shape: tuple[int, ...] | None = None,
+    shard_shape: Shape | None = None,
+    chunk_shape: Shape | None = None,
 ) -> LeafRecord:
     """Returns the record of an array of another layout.
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from ..arrays.dtypes import SAFETENSORS_NAMES, Dtype, HostArray, dtype_named
 from ..errors import Corrupt, HostileCheckpoint, StepNotFound
+from ..format.grid import Shape
 from ..format.limits import HEADER_LIMIT_BYTES, MALFORMED
 from ..format.pack_header import ALIGN_BYTES
 from ..format.record import ItemRecord, LeafRecord
@@ -108,7 +109,7 @@ class Tensor:
 
     file: str
     start: int
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: Dtype
     unread: str = ""
 
@@ -578,7 +579,7 @@ def runs(
 
 
 def header_of(
-    tensors: Mapping[str, tuple[tuple[int, ...], Dtype]],
+    tensors: Mapping[str, tuple[Shape, Dtype]],
     metadata: Mapping[str, str] | None = None,
 ) -> tuple[bytes, list[str]]:
     """Returns the head of a file (its length included) and the order of the data.

@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..arrays.dtypes import Dtype, HostArray
+from ..format.grid import Shape
 from ..format.record import LeafRecord
 from .devices import Region, overlap, slices_in
 from .ranges import converted
 
 STRIPE_BYTES = 8 << 20  # of a leaf that is transposed, at a time
-Shape: TypeAlias = tuple[int, ...]
 Read: TypeAlias = tuple[LeafRecord, Region]
 # The arrays of a view's reads, in their order.
 Arrays: TypeAlias = Iterator[HostArray]

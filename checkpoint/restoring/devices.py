@@ -13,6 +13,7 @@ import jax
 from jax.sharding import Sharding
 
 from ..arrays.dtypes import Dtype, HostArray
+from ..format.grid import Shape
 
 Region = tuple[tuple[int, int], ...]
 
@@ -43,7 +44,7 @@ class DevicePlacement:
     Made once for all these arrays. Raises ValueError where the sharding cannot divide the shape.
     """
 
-    def __init__(self, sharding: Sharding, shape: tuple[int, ...], dtype: Dtype) -> None:
+    def __init__(self, sharding: Sharding, shape: Shape, dtype: Dtype) -> None:
         sharding.shard_shape(shape)
         self._sharding = sharding
         self._shape = shape
@@ -67,7 +68,7 @@ class DevicePlacement:
 
 
 def _batched_put(
-    sharding: Sharding, shape: tuple[int, ...], dtype: Dtype, devices: list[Any]
+    sharding: Sharding, shape: Shape, dtype: Dtype, devices: list[Any]
 ) -> Callable[[list[Any]], jax.Array] | None:
     """Returns the call that `make_array_from_callback` ends in, without its checks of each array.
 

@@ -12,6 +12,7 @@ from jax.sharding import Sharding
 from ..arrays.dtypes import Dtype, is_weak, name_of
 from ..arrays.sharding import concrete_sharding, make_sharding, show_sharding
 from ..errors import TreeMismatch, leaf_at
+from ..format.grid import Shape
 from ..format.likely_names import likely_renames, saved_leaves, wanted_leaves
 from ..format.limits import shown
 from ..format.record import ItemRecord, LeafRecord
@@ -271,7 +272,7 @@ def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
     return LeafRequest(leaf, "jax", changed, sharding, is_weak(like))
 
 
-def _check_value(leaf: LeafRecord, shape: tuple[int, ...], dtype: Dtype) -> None:
+def _check_value(leaf: LeafRecord, shape: Shape, dtype: Dtype) -> None:
     """Raises TreeMismatch unless a saved Python value may come back as an array."""
     name = name_of(dtype)
     # An int goes by value, whatever the sign of the dtype.
@@ -288,7 +289,7 @@ def _can_cast(leaf: LeafRecord, dtype: Dtype) -> bool:
     return leaf.numpy_dtype.kind != "c" or dtype.kind == "c"
 
 
-def _remedy(leaf: LeafRecord, shape: tuple[int, ...], dtype: Dtype) -> str:
+def _remedy(leaf: LeafRecord, shape: Shape, dtype: Dtype) -> str:
     """Returns what the caller can do about an array of another shape or dtype, or ""."""
     if leaf.kind == "key":
         return ""

@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from ..arrays.dtypes import HostArray, stored_as
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepGone, StepNotFound
-from ..format.grid import Grid, Ints, chunk_name
+from ..format.grid import Grid, Ints, Shape, chunk_name
 from ..format.item_report import FileReport
 from ..format.limits import HEADER_LIMIT_BYTES
 from ..format.pack_header import LARGE_BYTES, PREFIX_BYTES, ChunkEntry, parse_header
@@ -53,7 +53,7 @@ class ReadRequest:
     array: HostArray | None = None
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         return tuple(stop - start for start, stop in self.region)
 
     @property
@@ -123,7 +123,7 @@ class ChunkRead:
 class _ChunkShape(NamedTuple):
     region: Region
     suffix: str  # of the chunk's name, after the leaf's path
-    expected: tuple[str, tuple[int, ...], int]  # dtype, shape and bytes as a pack's header has them
+    expected: tuple[str, Shape, int]  # dtype, shape and bytes as a pack's header has them
 
 
 class Check(NamedTuple):

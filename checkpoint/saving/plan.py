@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..format.grid import Chunk, Grid, Ints, chunk_name
+from ..format.grid import Chunk, Grid, Ints, Shape, chunk_name
 from ..format.pack_header import HEADER_BYTES
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class ShardPlacement:
     elsewhere).
     """
 
-    shards_per_axis: tuple[int, ...]
+    shards_per_axis: Shape
     ranks: Ints
     slots: Ints
 
@@ -96,7 +96,7 @@ class Leaf:
     path: str
     kind: str
     dtype: str = ""
-    shape: tuple[int, ...] = ()
+    shape: Shape = ()
     itemsize: int = 0
     placement: ShardPlacement | None = None
     sharding: Any = None  # of JSON types
@@ -268,7 +268,7 @@ def _grid(leaf: Leaf) -> Grid:
     return Grid(shape, shard_shape, chunk_shape, leaf.itemsize)
 
 
-def _chunk_shape(shard_shape: tuple[int, ...], itemsize: int, limit_bytes: int) -> tuple[int, ...]:
+def _chunk_shape(shard_shape: Shape, itemsize: int, limit_bytes: int) -> Shape:
     """Cuts a shard along its leading axes until a chunk has at most `limit_bytes`."""
     # Leading axes: so cut, a chunk is one stretch of a shard in C order, and needs no copy.
     chunk_shape = list(shard_shape)

@@ -18,6 +18,7 @@ from holdfast.multihost.group.group import runtime_indices
 from ..arrays.dtypes import Dtype, can_store, is_weak, name_of
 from ..arrays.sharding import axes_of, describe_sharding, refuse_partial_sums, spec_of_axes
 from ..errors import UnsupportedLeaf, leaf_at
+from ..format.grid import Shape
 from ..format.json_state import Json
 from ..format.own_files import Files
 from ..format.tree import VALUE_TYPES, FlatTree, is_key, paused_gc, type_name
@@ -60,7 +61,7 @@ class Planner:
         members = range(count) if processes is None else processes
         self._ranks = {process: rank for rank, process in enumerate(members)}
         self._cached: list[_CachedPlan] = []
-        self._placements: dict[tuple[Sharding, tuple[int, ...]], tuple[ShardPlacement, Any]] = {}
+        self._placements: dict[tuple[Sharding, Shape], tuple[ShardPlacement, Any]] = {}
         self._described: dict[tuple[Sharding, int], Any] = {}  # by sharding and rank
         self._leaving: frozenset[int] = frozenset()
 
@@ -300,7 +301,7 @@ def placement_of(array: jax.Array, ranks: dict[int, int]) -> ShardPlacement:
     return ShardPlacement(shards_per_axis, held.reshape(devices.shape), slot.reshape(devices.shape))
 
 
-def _named_shards(sharding: NamedSharding, rank: int) -> tuple[tuple[int, ...], Any]:
+def _named_shards(sharding: NamedSharding, rank: int) -> tuple[Shape, Any]:
     """Returns the number of shards along each axis, and the devices as [shards, replicas]."""
     mesh: Any = sharding.mesh
     names = list(mesh.axis_names)
@@ -314,7 +315,7 @@ def _named_shards(sharding: NamedSharding, rank: int) -> tuple[tuple[int, ...], 
     return shards_per_axis, mesh.devices.transpose(order).reshape(math.prod(shards_per_axis), -1)
 
 
-def _general_shards(sharding: Sharding, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:
+def _general_shards(sharding: Sharding, shape: Shape) -> tuple[Shape, Any]:
     shard_shape = sharding.shard_shape(shape)
     shards_per_axis = tuple(
         size // along if along else 1 for size, along in zip(shape, shard_shape, strict=True)

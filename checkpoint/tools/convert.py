@@ -21,7 +21,7 @@ from holdfast.multihost import Solo
 from ..agreement.save_protocol import Prepared, SaveKey, SaveReport
 from ..arrays.dtypes import Dtype, HostArray, dtype_named
 from ..errors import StepExists, StepNotFound, TreeMismatch, UnsupportedLeaf
-from ..format.grid import Chunk, Grid
+from ..format.grid import Chunk, Grid, Shape
 from ..format.item_report import FileReport, ItemReport, pack_name
 from ..format.limits import encode_json
 from ..format.own_files import (
@@ -242,7 +242,7 @@ class _Tensors(NamedTuple):
 
     leaves: Mapping[str, Named]
     texts: Mapping[str, str]
-    shapes: Mapping[str, tuple[tuple[int, ...], Dtype]]
+    shapes: Mapping[str, tuple[Shape, Dtype]]
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -449,7 +449,7 @@ def _in_reading_order(item: ItemRecord, reader: ArrayReader) -> Sequence[LeafRec
     return sorted(item.leaves, key=lambda leaf: places.get(leaf.path, -1))
 
 
-def _shape_and_dtype(name: str, leaf: LeafRecord) -> tuple[tuple[int, ...], Dtype]:
+def _shape_and_dtype(name: str, leaf: LeafRecord) -> tuple[Shape, Dtype]:
     dtype = np.asarray(leaf.value).dtype if leaf.grid is None else dtype_named(leaf.dtype)
     if dtype not in NAMES:
         message = (
@@ -716,7 +716,7 @@ def _leaf(leaf: LeafRecord, path: str, placements: dict[Any, ShardPlacement | No
     )
 
 
-def _placement(shards: tuple[int, ...]) -> ShardPlacement | None:
+def _placement(shards: Shape) -> ShardPlacement | None:
     """Returns a placement by which one process holds all shards, so that chunks keep within them.
 
     Returns None for one shard.

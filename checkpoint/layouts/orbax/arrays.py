@@ -20,7 +20,7 @@ from holdfast.coordination.names import on_the_wire
 
 from ...arrays.dtypes import HostArray, dtype_named
 from ...errors import CheckpointError, Corrupt, HostileCheckpoint
-from ...format.grid import Grid
+from ...format.grid import Grid, Shape
 from ...format.record import ItemRecord, LeafRecord
 from ...format.tree import describe, flatten
 from ...restoring.reader import Allocate, ReadRequest
@@ -353,7 +353,7 @@ def _has_data(leaf: orbax.StoredLeaf) -> bool:
 class _Description(NamedTuple):
     """A leaf's zarr metadata; leaves that have the same one share it."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     grid: Grid
 
@@ -386,7 +386,7 @@ def _describe(spec: Any, file: str, leaf: str) -> _Description:
     return _Description(shape, dtype.name, Grid(shape, chunk, chunk))
 
 
-def _chunk_of(spec: Any, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+def _chunk_of(spec: Any, shape: Shape) -> Shape | None:
     try:
         chunk = tuple(
             int(size)

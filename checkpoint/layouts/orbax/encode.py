@@ -17,7 +17,7 @@ import numpy as np
 from ...arrays.dtypes import can_store
 from ...arrays.sharding import describe_sharding
 from ...errors import UnsupportedLeaf
-from ...format.grid import Grid
+from ...format.grid import Grid, Shape
 from ...format.limits import copy_json
 from ...format.record import LeafRecord
 from ...format.tree import VALUE_TYPES as PYTHON_TYPES
@@ -149,7 +149,7 @@ def chunk_shape(leaf: LeafRecord) -> list[int]:
     return list(leaf.grid.shard_shape)
 
 
-def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+def _chunk_shape(shape: Shape, itemsize: int) -> Shape:
     """Returns chunks of at most CHUNK_BYTES, cut along leading axes."""
     chunk = list(shape)
     for axis in range(len(chunk)):
