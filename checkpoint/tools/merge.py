@@ -19,8 +19,6 @@ from ..steps.object_claims import open_claims
 from ..storage.base import NameTaken
 from ..storage.path import StorePath
 from ..storage.tombstone import RECORD_NAME, sealed_json
-from .copy import Copied, copy_file, has_size
-from .repack import CopyJob
 
 
 @dataclass
@@ -110,16 +108,18 @@ def _numbers(node: Any) -> Iterator[int]:
 
 
 def merge_checkpoints(
-    parts: Sequence[StorePath], target: StorePath, item: str, metadata: Any = None
+    paths: Sequence[str], target: StorePath, item: str, metadata: Any = None
 ) -> None:
     """Makes `target` the checkpoint that has the trees of all parts as one: each has the one item
-    `item`, a dict, and no two a path.
+    `item`, a dict, and no two a path. All are on one file system, which has links.
 
     Nothing is there before everything is. The parts stay; their files are needed no longer. Blocks.
     Raises ValueError for parts that do not fit, NameTaken where a checkpoint is there,
     StepNotFound, Corrupt, the stores' OSErrors.
     """
-    records = [json.loads(fetch_record(part.storage, part.name)) for part in parts]
+    storage = target.storage
+    parts = [StorePath(storage, os.path.relpath(path, storage.root)) for path in paths]
+    records = [json.loads(fetch_record(storage, part.name)) for part in parts]
     merged = _MergedItem()
     for record in records:
         merged.add(record["items"][item])
@@ -132,7 +132,7 @@ def merge_checkpoints(
     del about["crc32c"]
     data = sealed_json(about)
     parse_record(data, f"{target}/{RECORD_NAME}")
-    claims = open_claims(target.storage)
+    claims = open_claims(storage)
     me = this_writer()
     # By these no sweep takes the files for those of dead writers.
     holders = [me, *(replace(me, id=writer_of(record["writer"])) for record in records)]
@@ -140,28 +140,23 @@ def merge_checkpoints(
         claims.take(writer)
     try:
         for part, record in zip(parts, records, strict=True):
-            _take_files(part, target, record["items"][item]["files"])
-        target.storage.commit((target / RECORD_NAME).name, data, me.claim)
+            _link_files(part, target, record["items"][item]["files"])
+        storage.commit((target / RECORD_NAME).name, data, me.claim)
     except NameTaken:
         taken = about["items"][item]["files"]
-        target.storage.delete([(target / file[0]).name for file in taken])
+        storage.delete([(target / file[0]).name for file in taken])
         raise
     finally:
         for writer in holders:
             claims.fence(writer.id)
         claims.forget_fenced()
-        target.storage.delete([f"{FOLDER}/"])
+        storage.delete([f"{FOLDER}/"])
 
 
-def _take_files(origin: StorePath, target: StorePath, files: Sequence[Any]) -> None:
-    source = origin.storage.posix
+def _link_files(origin: StorePath, target: StorePath, files: Sequence[Any]) -> None:
     store = target.storage.posix
+    assert store is not None  # object stores have no links
     for name, size, *_ in files:
-        if source is None or store is None or not store.can_link:
-            job = CopyJob(name, name, 0, size)
-            copy_file(origin, target, job, Copied(), lambda done_bytes: None, is_there=has_size)
-            continue
-        new = store.path / target.name / name
-        new.parent.mkdir(parents=True, exist_ok=True)
-        os.link(source.path / origin.name / name, new)
-        store.make_durable(new.parent.relative_to(store.path).as_posix())
+        new = target / name
+        store.link((origin / name).name, new.name, size)
+        store.make_durable(new.name.rpartition("/")[0])

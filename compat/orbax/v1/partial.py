@@ -138,9 +138,8 @@ def finalize(path: Any) -> None:
 
 
 def _merge(session: _Session, final: str) -> None:
-    parts = [StorePath.of(part) for part in session.parts]
     try:
-        merge_checkpoints(parts, StorePath.of(final), STATE, session.metadata or None)
+        merge_checkpoints(session.parts, StorePath.of(final), STATE, session.metadata or None)
     except NameTaken as error:
         raise FileExistsError(f"{final}: a finished checkpoint is there already") from error
     _delete(session.folder)
