@@ -44,7 +44,7 @@ from .restoring.surgery_rules import Rules
 from .saving.async_saver import SaveHandle, is_interpreter_ending, refuse_after_end
 from .saving.cast import SaveDtype
 from .saving.stager import SaveOrder
-from .single_save import BackgroundSave, SingleSave, save_as_orbax
+from .single_save import SingleSave, save_as_orbax
 from .step_restorer import restore_together
 from .storage.path import StorePath, join, open_storage
 from .storage.threads import do_beside
@@ -103,10 +103,7 @@ def save(  # noqa: PLR0913
     options = Options(
         save_timeout_s=timeout_s, per_process=per_process, single_writer=single_writer
     )
-    single = SingleSave.open(path, group, order, options)
-    result = single.run(single.stage(order))
-    if result.error is not None:
-        raise result.error
+    SingleSave.open(path, group, order, options).save(order)
 
 
 def save_async(path: str | os.PathLike[str], state: Any = None, **options: Any) -> SaveHandle:
@@ -139,7 +136,7 @@ def save_async(path: str | os.PathLike[str], state: Any = None, **options: Any) 
         per_process=words["per_process"],
         single_writer=words["single_writer"],
     )
-    single = BackgroundSave.open(path, words["group"], order, how)
+    single = SingleSave.open(path, words["group"], order, how)
     handle = single.begin(single.stage(order))
     if is_interpreter_ending():
         handle.wait()  # nobody may ask for the error

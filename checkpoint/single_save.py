@@ -14,7 +14,7 @@ from holdfast.multihost.group.group import given_or_default
 from .agreement.exchange import Answer, ask_primary, raise_of_any
 from .agreement.messages import SentError
 from .agreement.save_protocol import SaveKey, SaveResult
-from .errors import SaveFailed, StepExists, failure_of, naming_path
+from .errors import SaveFailed, StepExists, naming_path
 from .format.json_state import Json, is_tree
 from .format.leaf_types import encode_leaf_types
 from .format.limits import check_item_name, check_step, copy_json, is_step
@@ -24,7 +24,7 @@ from .layouts.detect import layout_of, open_checkpoint
 from .options import Options
 from .saving.async_saver import AsyncSaver, SaveHandle
 from .saving.cast import cast_tree
-from .saving.commit import run_protocol
+from .saving.commit import broken_off, run_protocol
 from .saving.save import SnapshotWork
 from .saving.stager import OneSave, SaveOrder, SaveStager
 from .steps.object_claims import open_claims
@@ -96,25 +96,16 @@ class SingleSave:
             raise
         return save
 
-    def run(self, save: OneSave) -> SaveResult:
-        """Does the save and gives the claim up. Blocks; a failure is in the result."""
-        result: SaveResult | None = None
-        try:
-            result = run_protocol(save, SnapshotWork(save))
-            return result
-        finally:
-            save.release()
-            self._give_up(is_unclear=result is None or result.is_unclear)
-
-    def _give_up(self, *, is_unclear: bool = False) -> None:
-        give_up_claim(self.root, is_unclear=is_unclear)
-
-
-class BackgroundSave(SingleSave):
-    """A save that goes on when its call has returned: on a thread, with a handle."""
+    def save(self, order: SaveOrder) -> None:
+        """Does the save of an order. Blocks; raises its error."""
+        result = self.run(self.stage(order))
+        if result.error is not None:
+            raise result.error
 
     def begin(self, save: OneSave) -> SaveHandle:
-        """Begins the save; returns when the caller may donate or overwrite its arrays."""
+        """Begins a save that goes on when its call has returned; returns when the caller may donate
+        or overwrite its arrays.
+        """
         saver = AsyncSaver(self)
         try:
             return saver.begin(save)
@@ -122,12 +113,19 @@ class BackgroundSave(SingleSave):
             saver.leave()  # nobody may ask for the error
 
     def run(self, save: OneSave) -> SaveResult:
-        """Does the save; a failure is in the result."""
+        """Does the save and gives the claim up. Blocks; a failure is in the result."""
+        result: SaveResult | None = None
         try:
-            return super().run(save)
+            result = run_protocol(save, SnapshotWork(save))
+            return result
         except Exception as error:
-            failure = failure_of(error, save.step, self.root.group.index)
-            return SaveResult(save.key, failure)
+            return broken_off(save, error)
+        finally:
+            save.release()
+            self._give_up(is_unclear=result is None or result.is_unclear)
+
+    def _give_up(self, *, is_unclear: bool = False) -> None:
+        give_up_claim(self.root, is_unclear=is_unclear)
 
 
 def _check_names(order: SaveOrder, path: str | os.PathLike[str]) -> None:
@@ -219,10 +217,7 @@ def _save_together(folder: StorePath, order: SaveOrder, group: Group, timeout_s:
     try:
         # The name is this save's own: nobody else writes there.
         options = Options(save_timeout_s=timeout_s, single_writer=True)
-        single = SingleSave.open(aside, group, order, options)
-        result = single.run(single.stage(order))
-        if result.error is not None:
-            raise result.error
+        SingleSave.open(aside, group, order, options).save(order)
         if made:
             _convert(aside, made[0], group, f"{name}/end", timeout_s)
         else:

@@ -28,14 +28,13 @@ from ..errors import (
     StepGone,
     StepNotFound,
     error_text,
-    failure_of,
     naming_path,
 )
 from ..layouts.holdfast import HoldfastCheckpoint
 from ..layouts.inspection import Structure, structure_of
 from ..options import Local
 from ..saving.async_saver import AsyncSaver
-from ..saving.commit import run_protocol
+from ..saving.commit import broken_off, run_protocol
 from ..saving.stager import OneSave
 from ..steps.lineage import Branch, Lineage, NoLineage, read_branches, run_of
 from ..steps.opening import OpenRoot
@@ -213,7 +212,7 @@ class LocalSteps:
         try:
             result = self.save(save)
         except Exception as error:
-            result = SaveResult(save.key, failure_of(error, save.step, self.root.group.index))
+            result = broken_off(save, error)
         finally:
             save.release()
         if result.error is None:

@@ -105,6 +105,14 @@ class SaveWork(Protocol):
         return Superfluous()
 
 
+def broken_off(save: OneSave, error: Exception) -> SaveResult:
+    """Returns the result of a save that a defect ended: whatever it is, the caller learns of it."""
+    failure = failure_of(error, save.step, save.root.group.index)
+    if failure is not error:
+        failure.__cause__ = error
+    return SaveResult(save.key, failure)
+
+
 def run_protocol(
     save: OneSave, work: SaveWork, *, next_miss: int = 0, is_unsure: bool = False
 ) -> SaveResult:

@@ -22,7 +22,7 @@ from ..agreement.save_protocol import (
     SaveResult,
     Superfluous,
 )
-from ..errors import SaveCancelled, failure_of
+from ..errors import SaveCancelled
 from ..format.item_report import ItemReport
 from ..format.record import check_record, check_record_size
 from ..format.step_folders import write_hint
@@ -37,7 +37,7 @@ from ..steps.opening import OpenRoot
 from ..storage.base import Storage
 from ..storage.local import fenced
 from ..storage.retries import until
-from .commit import SaveWork, run_protocol
+from .commit import SaveWork, broken_off, run_protocol
 from .incremental import SaveHistory
 from .item_files import report_json, write_files, write_json
 from .pack_writer import write_snapshot
@@ -314,10 +314,7 @@ class StepSaver:
         try:
             result = run_protocol(save, _StepWork(save, self.state), next_miss=next_miss)
         except Exception as error:
-            # A defect. Whatever it is, the caller learns of it at its next call.
-            failure = failure_of(error, save.step, root.group.index)
-            failure.__cause__ = error if failure is not error else error.__cause__
-            result = SaveResult(save.key, failure)
+            result = broken_off(save, error)
         finally:
             save.release()
         if self.state.history is not None:

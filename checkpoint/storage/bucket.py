@@ -32,7 +32,7 @@ import numpy as np
 from ..errors import CheckpointError
 from ..memory.budget import free_host_bytes
 from .base import Entry, Part, TensorStoreAccess
-from .hedged_reads import READ_BYTES, SPARE_BYTES, HedgedReads
+from .hedged_reads import READ_BYTES, SPARE_BYTES, HedgedReads, awaited
 from .hedges import Hedges
 from .kvstore import tensorstore_context
 from .object import ObjectStorage, fill, joined
@@ -132,7 +132,7 @@ class BucketStorage(ObjectStorage):
         try:
             loop = _loop(os.getpid())
         except RuntimeError:  # the interpreter ends, and starts no thread for it
-            return asyncio.run(asyncio.wait_for(_awaited(make), timeout_s))
+            return asyncio.run(asyncio.wait_for(awaited(make), timeout_s))
         answer = _Answer(make)
         try:
             loop.call_soon_threadsafe(answer.begin, loop)
@@ -442,7 +442,7 @@ class _Answer:
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begins it, in the loop."""
-        self._task = loop.create_task(_awaited(self._make))
+        self._task = loop.create_task(awaited(self._make))
         self._task.add_done_callback(lambda task: self._ended.set())
 
     def cancel(self) -> None:
@@ -456,10 +456,6 @@ class _Answer:
             raise TimeoutError
         assert self._task is not None
         return self._task.result()
-
-
-async def _awaited(make: Callable[[], Awaitable[Any]]) -> Any:
-    return await make()
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,9 @@ class HedgedReads:
 
 
 def _begun(make: Callable[[], Awaitable[Any]]) -> asyncio.Task[Any]:
-    return asyncio.create_task(_awaited(make))
+    return asyncio.create_task(awaited(make))
 
 
-async def _awaited(make: Callable[[], Awaitable[Any]]) -> Any:
+async def awaited(make: Callable[[], Awaitable[Any]]) -> Any:
+    """Returns what an awaitable, made here in the loop, returns."""
     return await make()
