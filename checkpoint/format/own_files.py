@@ -8,12 +8,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import HostileCheckpoint, TreeMismatch
 from .limits import JSON_LIMIT_BYTES
 
 MAX_FILES = 100_000  # of one process in an item: their numbers have five digits
+# The name of each file, and its bytes in pieces.
+FileContents: TypeAlias = Iterator[tuple[str, Iterator[memoryview]]]
 OWN_NAME_LIMIT = 1024  # characters of the name that a file has for its owner
 
 
@@ -119,7 +121,7 @@ def _make_scratch_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="holdfast-files-"))
 
 
-def give_files(like: Any, files: Iterable[tuple[str, Iterable[memoryview]]], where: str) -> Any:
+def give_files(like: Any, files: FileContents, where: str) -> Any:
     """Returns what `like.read` makes of files, or their bytes by name where `like` is no Files.
 
     `files` are names and pieces of bytes. Raises HostileCheckpoint, naming `where`, for files that
@@ -202,7 +204,7 @@ def own_names(folder: Path) -> list[str]:
     return names
 
 
-def put_files(folder: Path, files: Iterable[tuple[str, Iterable[memoryview]]], where: str) -> None:
+def put_files(folder: Path, files: FileContents, where: str) -> None:
     """Writes files below a new folder, by names of a record.
 
     Raises HostileCheckpoint where the name of one is a folder of another.

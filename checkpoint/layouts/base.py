@@ -18,6 +18,7 @@ from ..arrays.dtypes import HostArray
 from ..errors import Corrupt, StepNotFound
 from ..format.grid import Grid, Shape
 from ..format.limits import MALFORMED
+from ..format.own_files import FileContents
 from ..format.record import ItemRecord, LeafRecord
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import Allocate, ArrayReader
@@ -81,9 +82,7 @@ class CheckpointReader(Protocol):
         It is the value that `process` keeps, where each process keeps its own.
         """
 
-    def files(
-        self, name: str, selection: PerProcessSelection | None = None
-    ) -> Iterator[tuple[str, Iterator[memoryview]]]:
+    def files(self, name: str, selection: PerProcessSelection | None = None) -> FileContents:
         """Yields the name of each file of an item of kind "files", and its bytes in pieces.
 
         The names are those below the item.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import HostileCheckpoint, StepGone, StepNotFound
+from ..format.own_files import FileContents
 from ..format.record import ItemRecord, Record, read_record
 from ..format.step_folders import step_of
 from ..restoring.per_process import PerProcessSelection
@@ -94,9 +95,7 @@ class HoldfastCheckpoint:
             step=self.record.step,
         )
 
-    def files(
-        self, name: str, selection: PerProcessSelection | None = None
-    ) -> Iterator[tuple[str, Iterator[memoryview]]]:
+    def files(self, name: str, selection: PerProcessSelection | None = None) -> FileContents:
         """Yields the files of an item. The bytes are checked after the last piece."""
         item = self.item(name)
         owner = ""

@@ -28,6 +28,7 @@ from ..arrays.dtypes import SAFETENSORS_NAMES, Dtype, HostArray, dtype_named
 from ..errors import Corrupt, HostileCheckpoint, StepNotFound
 from ..format.grid import Shape
 from ..format.limits import HEADER_LIMIT_BYTES, MALFORMED
+from ..format.own_files import FileContents
 from ..format.pack_header import ALIGN_BYTES
 from ..format.record import ItemRecord, LeafRecord
 from ..restoring.match import listed
@@ -242,9 +243,7 @@ class SafetensorsCheckpoint:
     def json(self, name: str, process: int = 0) -> Any:
         raise StepNotFound(f"{self._folder} has no JSON item '{name}'", path=str(self._folder))
 
-    def files(
-        self, name: str, selection: PerProcessSelection | None = None
-    ) -> Iterator[tuple[str, Iterator[memoryview]]]:
+    def files(self, name: str, selection: PerProcessSelection | None = None) -> FileContents:
         if name not in self.info.items or name != BESIDE:
             raise StepNotFound(
                 f"{self._folder} has no item of files '{name}'", path=str(self._folder)
@@ -439,7 +438,7 @@ def names_beside(folder: StorePath, names: Mapping[str, Entry]) -> list[str]:
     return sorted(name for name in files if _is_beside(name, models))
 
 
-def files_beside(folder: StorePath) -> Iterator[tuple[str, Iterator[memoryview]]]:
+def files_beside(folder: StorePath) -> FileContents:
     """Returns the files that belong to the model in a folder, besides its tensors: their names and
     their bytes in pieces. Raises StepNotFound where there are none.
     """
@@ -453,9 +452,7 @@ def files_beside(folder: StorePath) -> Iterator[tuple[str, Iterator[memoryview]]
     return _contents(folder, names)
 
 
-def _contents(
-    folder: StorePath, names: Iterable[str]
-) -> Iterator[tuple[str, Iterator[memoryview]]]:
+def _contents(folder: StorePath, names: Iterable[str]) -> FileContents:
     for name in names:
         yield name, _pieces(folder, name)
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ...errors import Corrupt, HostileCheckpoint, StepNotFound
-from ...format.own_files import is_own_name
+from ...format.own_files import FileContents, is_own_name
 from ...format.record import ItemRecord
 from ...restoring.per_process import PerProcessSelection
 from ...restoring.restore import VerifyReport
@@ -138,9 +138,7 @@ class OrbaxCheckpoint:
             file=str(folder),
         )
 
-    def files(
-        self, name: str, selection: PerProcessSelection | None = None
-    ) -> Iterator[tuple[str, Iterator[memoryview]]]:
+    def files(self, name: str, selection: PerProcessSelection | None = None) -> FileContents:
         """Yields the files of an item whose handler only its writer knows; Orbax keeps no checksums
         of them.
         """
