@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,6 @@ AXIS_TYPES = "axis_types"  # of the mesh, where not all are Auto
 REDUCED = "reduced"  # the mesh axes over which an array is the sum of what is to come
 _AUTO = AxisType.Auto.name
 _NAMED = {"axes", "sizes", "devices", "spec"}
-_LATER = (AXIS_TYPES, REDUCED)  # what the first readers do not know: no description may have it
 
 
 def show_sharding(description: Any) -> str:
@@ -184,7 +183,7 @@ def _is_plain(description: dict[str, Any]) -> bool:
 
 def _is_named(description: dict[str, Any]) -> bool:
     """Says whether this describes a mesh, and a spec of its axes."""
-    if description.keys() - set(_LATER) != _NAMED:
+    if description.keys() - {AXIS_TYPES, REDUCED} != _NAMED:
         return False
     axes = description["axes"]
     sizes = description["sizes"]
@@ -220,23 +219,6 @@ def parse_sharding(description: Any) -> Any:
         if has_kind and (_is_plain(rest) or _is_named(rest)):
             return description
     raise ValueError("a sharding is not one that holdfast writes")
-
-
-def split_sharding(description: Any) -> tuple[Any, dict[str, Any]]:
-    """Returns what every reader takes for a sharding, and what the first readers do not know."""
-    if not isinstance(description, dict):
-        return description, {}
-    later = {name: description[name] for name in _LATER if name in description}
-    return {name: value for name, value in description.items() if name not in later}, later
-
-
-def join_sharding(description: Any, later: Mapping[str, Any]) -> Any:
-    """Puts together what `split_sharding` returns; passes over what a later version has added.
-
-    Raises ValueError as `parse_sharding`.
-    """
-    known = {name: later[name] for name in _LATER if name in later}
-    return parse_sharding(description | known if known else description)
 
 
 def make_sharding(description: Any) -> Sharding:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays.dtypes import Dtype, dtype_named
-from ..arrays.sharding import join_sharding
+from ..arrays.sharding import parse_sharding
 from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepNotFound
 from ..storage.base import Readable
 from ..storage.path import join
@@ -337,7 +337,8 @@ def _parse_leaves(data: dict[str, Any], files: Sequence[FileReport]) -> tuple[Le
     # A short record could claim chunks without end: files bound them, by the room in their headers.
     room = sum(min(file.head, HEADER_LIMIT_BYTES) for file in files) // MIN_ENTRY_BYTES
     chunk_files = expand_runs(data["cells"], len(files), min(room, MAX_CHUNKS))
-    parser = _LeafParser(chunk_files, _parse_shardings(data))
+    shardings = [parse_sharding(description) for description in data["shardings"]]
+    parser = _LeafParser(chunk_files, shardings)
     values = iter(data["values"])
     leaves = tuple(
         _parse_value(leaf, values) if leaf["kind"] in _VALUE_KINDS else parser.parse(leaf)
@@ -351,12 +352,6 @@ def _parse_leaves(data: dict[str, Any], files: Sequence[FileReport]) -> tuple[Le
     if next(values, None) is not None or len({leaf.path for leaf in leaves}) != len(leaves):
         raise ValueError("leaves and values do not belong together")
     return leaves
-
-
-def _parse_shardings(data: dict[str, Any]) -> list[Any]:
-    shardings = data["shardings"]
-    later = data.get("sharding_details", [{}] * len(shardings))
-    return [join_sharding(known, more) for known, more in zip(shardings, later, strict=True)]
 
 
 def _parse_own_names(names: list[Any], files: Sequence[FileReport]) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ import numpy as np
 
 from holdfast.coordination.distribution import DISTRIBUTION
 
-from ..arrays.sharding import split_sharding
 from ..errors import CheckpointError, SaveFailed, UnsupportedLeaf
 from ..format.grid import Ints
 from ..format.item_report import FileReport, ItemReport, pack_name
@@ -363,16 +362,13 @@ def _static_text(plan: Plan, chunk_files: Sequence[Ints]) -> str:
         if leaf.per_process:
             entry["per_process"] = True
         leaves.append(entry)
-    split = [split_sharding(json.loads(text)) for text in shardings]
     tables = {
         "kind": "tree",
         "tree": plan.tree,
         "leaves": leaves,
         "cells": runs,
-        "shardings": [known for known, _ in split],
+        "shardings": [json.loads(text) for text in shardings],
     }
-    if any(later for _, later in split):
-        tables["sharding_details"] = [later for _, later in split]
     if plan.statics:
         tables["statics"] = plan.statics
     return _dump(tables)[:-1]

@@ -30,7 +30,6 @@ class _MergedItem:
     values: dict[int, Any] = field(default_factory=dict)  # by the leaf's number
     runs: list[Any] = field(default_factory=list)
     shardings: list[Any] = field(default_factory=list)
-    sharding_details: list[Any] = field(default_factory=list)
     statics: dict[str, Any] = field(default_factory=dict)
     files: list[Any] = field(default_factory=list)
 
@@ -49,7 +48,6 @@ class _MergedItem:
         offset = len(self.files)
         self.runs += [[[run[0] + offset, *run[1:]] for run in runs] for runs in other["cells"]]
         self.shardings += other["shardings"]
-        self.sharding_details += other.get("sharding_details", [{}] * len(other["shardings"]))
         self.statics |= other.get("statics", {})
         self.files += other["files"]
         self.tree = _merge(self.tree, _shifted(other["tree"], first), ())
@@ -64,7 +62,6 @@ class _MergedItem:
             "leaves": [self.leaves[old] for old in order],
             "cells": self.runs,
             "shardings": self.shardings,
-            "sharding_details": self.sharding_details,
             "statics": self.statics,
             "values": [self.values[old] for old in order if old in self.values],
             "files": self.files,

@@ -15,10 +15,8 @@ from holdfast.checkpoint import SAVED, load, save, structure
 from holdfast.checkpoint.arrays.sharding import (
     axes_of,
     describe_sharding,
-    join_sharding,
     parse_sharding,
     show_sharding,
-    split_sharding,
 )
 
 
@@ -120,19 +118,6 @@ def test_shown_for_people() -> None:
     assert show_sharding(facts | {"spec": [[], []]}) == "replicated on x=2 y=4"
     details = {"spec": [["x"]], "axis_types": ["Explicit", "Auto"], "reduced": ["y"]}
     assert show_sharding(facts | details) == "(x) on x=2 y=4 (Explicit, Auto), reduced over y"
-
-
-def test_what_first_readers_do_not_know_is_apart() -> None:
-    """They read the description alone; later readers put both together, and pass over what a still
-    later version has added.
-    """
-    later = {"axis_types": ["Explicit"], "reduced": ["x"]}
-    whole = MESH | later | {"spec": [[]]}
-    assert split_sharding(whole) == (MESH | {"spec": [[]]}, later)
-    assert join_sharding(MESH | {"spec": [[]]}, later | {"news": 5}) == whole
-    for plain in (None, {"device": 1}, {"other": "odd"}, MESH):
-        assert split_sharding(plain) == (plain, {})
-        assert join_sharding(plain, {}) == plain
 
 
 MESH = {"axes": ["x"], "sizes": [2], "devices": [0, 1], "spec": [["x"]]}

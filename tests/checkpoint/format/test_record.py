@@ -132,10 +132,8 @@ HOSTILE = {
         {"axes": ["x"], "sizes": [1], "devices": [0], "spec": [[], [], ["x"]]},
     ),
     "sharding of text": change("items/state/shardings/0", "x"),
-    "details of no sharding": change("items/state/sharding_details", [{}, {}]),
-    "details of text": change("items/state/sharding_details", ["axis_types"]),
-    "details of what has no mesh": change(
-        "items/state/sharding_details", [{"axis_types": ["Auto"]}]
+    "axis types of what has no mesh": change(
+        "items/state/shardings/0", {"device": 0, "axis_types": ["Auto"]}
     ),
     "statics of a list": change("items/state/statics", []),
     "statics that are no numbers": change("items/state/statics", {"a": ["int", "zz"]}),
