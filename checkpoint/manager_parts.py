@@ -179,6 +179,7 @@ def _lineage_of(root: OpenRoot, index: StepIndex, *, begins: bool) -> Lineage | 
         root.storage,
         root.writer.id,
         begins=begins,
+        found_none=root.listing.has_no_branches,
         mark=mark,
     )
 

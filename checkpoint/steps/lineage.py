@@ -235,7 +235,7 @@ class Lineage:
     does, and raises its OSError.
 
     With `begins` there are branches from this manager's first save on; without, only where the root
-    has some already.
+    has some already. Where its opening found none, the first save does not look for them again.
     `mark` marks the steps of the store as left that are above a base, but for some: it is called
     with the store, the base, the id of the branch's first save, and those.
     """
@@ -246,11 +246,13 @@ class Lineage:
         writer_id: str,
         *,
         begins: bool,
+        found_none: bool = False,
         mark: Callable[[Storage, int, str, Collection[int]], None] = lambda *_: None,
     ) -> None:
         self._storage = storage
         self._writer_id = writer_id
         self._begins = begins
+        self._found_none = found_none
         self._mark = mark
         self._lock = threading.Lock()
         self._is_open = False
@@ -288,11 +290,17 @@ class Lineage:
                 self._mark(storage, place.base, key.save_id, self._saved)
                 self._is_open = False
             if not self._is_open:
-                self._current = self._begin(storage, place.base)
+                self._current = self._first_or_next(storage, place.base)
                 self._is_open = True
             if place.is_branch:
                 self._saved.add(key.step)
             return self._current
+
+    def _first_or_next(self, storage: Storage, base: int) -> Branch | None:
+        found_none = self._found_none
+        # For one save alone: other managers of the root may begin branches meanwhile.
+        self._found_none = False
+        return None if found_none and not self._begins else self._begin(storage, base)
 
     def _begin(self, storage: Storage, base: int) -> Branch | None:
         for _ in range(RACES):

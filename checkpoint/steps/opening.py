@@ -45,6 +45,7 @@ from .left_behind import (
     prune_marks,
     read_marks,
 )
+from .lineage import BRANCHES
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +62,8 @@ class Listing:
 
     `left_behind` are those of both that were. `step_names` is how the root calls its steps.
     `has_claim` is False for a reader, and where the disk was too full to make the claim: then
-    nothing may be saved, but steps be deleted. Who looked alone has `marks`, which say what was
+    nothing may be saved, but steps be deleted. Where `has_no_branches`, the root's history had none
+    when it was listed; else that is not known. Who looked alone has `marks`, which say what was
     left, `files`, the names of all files where they were listed, and of an opening `others`, the
     writers that have the root open too and are not known to be dead.
     """
@@ -71,6 +73,7 @@ class Listing:
     left_behind: tuple[int, ...] = ()
     has_claim: bool = True
     step_names: StepNames = PLAIN_NAMES
+    has_no_branches: bool = False
     marks: Sequence[Mark] = ()
     files: Collection[str] | None = None
     others: Sequence[Writer] = ()
@@ -233,13 +236,16 @@ def look_at_steps(
     folders = foreign | {step: names.name_of(step) for step in listing.steps}
     foreign = {step: name for step, name in foreign.items() if step not in set(listing.steps)}
     left = left_among(storage, folders, marks, identify) if marks else ()
+    files = listing.files
     return Listing(
         tuple(listing.steps),
         foreign,
         tuple(sorted(left)),
         step_names=names,
+        has_no_branches=files is not None
+        and not any(name.startswith(f"{BRANCHES}/") for name in files),
         marks=marks,
-        files=listing.files,
+        files=files,
     )
 
 

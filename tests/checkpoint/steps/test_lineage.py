@@ -97,6 +97,23 @@ def test_a_root_without_a_local_tier_has_no_branches(storage: Storage) -> None:
     assert (found.number, found.base) == (2, 5)
 
 
+def test_an_opening_that_found_no_branches_spares_one_look(storage: Storage) -> None:
+    """The first save goes by what the opening saw; one after a restore looks, and who begins
+    branches always does.
+    """
+    begun = _lineage(storage).current(KEY, Position())
+    assert begun is not None
+    plain = Lineage(storage, "00000001", begins=False, found_none=True)
+    assert plain.current(KEY, Position()) is None
+    plain.restored()
+    found = plain.current(KEY, Position(5))
+    assert found is not None
+    assert (found.number, found.base) == (2, 5)
+    beginning = Lineage(storage, "00000001", begins=True, found_none=True).current(KEY, Position())
+    assert beginning is not None
+    assert (beginning.number, beginning.run) == (3, begun.run)
+
+
 def test_deleting_the_newest_step_is_a_rollback(storage: Storage) -> None:
     """A branch below it begins at once; a restore that has not been gone on from counts for the
     next save all the same.
