@@ -49,7 +49,7 @@ def _counted(text: str) -> list[int]:
 
 def _run(tmp_path: Path, places: Sequence[Path | str], *, stays: bool) -> list[list[int]]:
     """Runs a job, a process a place; with `stays`, until all hosts have the same. Returns what each
-    process asked for, was given, and compiled.
+    process asked for, was given, and wrote.
     """
     go_on = tmp_path / "go on"
     go_on.unlink(missing_ok=True)
@@ -68,9 +68,9 @@ def _run(tmp_path: Path, places: Sequence[Path | str], *, stays: bool) -> list[l
             for index in range(len(places)):
                 job.wait_for(index, "counted", timeout_s=90)
             if stays:
-                requested = sum(_counted(job.output(index))[0] for index in range(len(places)))
+                written = sum(_counted(job.output(index))[2] for index in range(len(places)))
                 folders = [_folder(Path(place)) for place in places]
-                wait_until(lambda: all(len(sealed(each)) == requested for each in folders))
+                wait_until(lambda: all(len(sealed(each)) == written for each in folders))
             go_on.touch()
             return [_counted(each.output) for each in job.wait()]
 
@@ -81,11 +81,16 @@ def test_a_host_that_comes_new_compiles_nothing(tmp_path: Path) -> None:
     by none: with a host that keeps nothing, all compile.
     """
     hosts = [tmp_path / "a", tmp_path / "b"]
-    for requested, given, compiled in _run(tmp_path, hosts, stays=True):
-        assert requested > 1 and given == 0 and compiled == requested
-    shutil.rmtree(hosts[1])
-    for requested, given, compiled in _run(tmp_path, hosts, stays=False):
-        assert (given, compiled) == (requested, 0)
+    first = _run(tmp_path, hosts, stays=True)
+    requested, _, written = first[0]
+    assert requested == written > 1 and all(given == 0 for _, given, _ in first)
+    # The host of process 0, which writes what it compiles in every release of jax. On CPU the
+    # others do too, by names of their own, but not with jax 0.12.0.1.
+    shutil.rmtree(hosts[0])
+    for (_, given, written), (_, _, before) in zip(
+        _run(tmp_path, hosts, stays=False), first, strict=True
+    ):
+        assert (given, written) == (before, 0)
     assert sealed(_folder(hosts[0])) == sealed(_folder(hosts[1]))
     assert not list(_folder(hosts[0]).glob("view-*"))
     (_, given, _), (_, without, _) = _run(tmp_path, [hosts[0], OFF], stays=False)
