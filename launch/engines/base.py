@@ -11,11 +11,11 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.json_format import MessageToDict
 
@@ -56,6 +56,8 @@ from ..workers.output import Output
 from ..workers.progress_watch import ProcessReport, ProgressWatch, newest
 from ..workers.raised import RAISED
 from ..workers.signals import passing_on
+
+T = TypeVar("T")
 
 SAME_PRESS_S = 0.3
 """A Ctrl-C that comes so soon after another is the same one."""
@@ -331,19 +333,21 @@ class BaseEngine(Engine):
         """
         watch = self._watch
         joined = False
+        met = self._attempt - 1  # before it has a coordinator that is watched
         if watch is not None:
             watch.report_exit(event.process, event.code)
             watch.refresh()
             joined = event.process in watch.joined
             why = self._explain_hang(watch) if event.code == HANG else ""
             event = replace(event, why=why or event.why or watch.last_words(event.process))
+            met = watch.attempt - watch.gathers
             # A pipe ends with the code of its last command, and some shells with 0.
             hidden = event.code == DONE and watch.raised(event.process)
             if hidden or event.process in self._stuck:
                 event = replace(event, code=RAISED)
         if event.code in _BY_SIGTERM and not self._sent_sigterm and not joined:
             self._queue.put(Noticed(f"process {event.process} (SIGTERM before it had joined)"))
-        self._queue.put(event)
+        self._queue.put(replace(event, met=met))
 
     def _explain_hang(self, watch: ProgressWatch) -> str:
         """Returns which processes keep the others waiting, and where, "" where that is not known;
@@ -410,6 +414,11 @@ class BaseEngine(Engine):
         status.goodput_s.update(vars(goodput))
         status.launcher.CopyFrom(self._launcher)
         return status
+
+
+def chosen(every: Mapping[int, T], processes: frozenset[int] | None) -> list[T]:
+    """Returns what there is for those of the processes (None: all) that were started."""
+    return [it for process, it in every.items() if processes is None or process in processes]
 
 
 def run_job(

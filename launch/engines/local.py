@@ -54,7 +54,7 @@ from ..workers.environment import worker_env
 from ..workers.output import LogFiles, Output, console_unless
 from ..workers.process import OomKills, WorkerProcess
 from ..workers.standby import Standbys, StandbySettings, standbys_of
-from .base import run_job
+from .base import chosen, run_job
 from .replacing import MOST_LOOKS, ReplacingEngine
 
 _POLL_S = 0.5  # how often the capacity file is read, and a standby asked whether it is ready
@@ -303,17 +303,12 @@ class LocalEngine(ReplacingEngine):
             self._queue.put(CoordinatorEnded(attempt, f"the coordinator {how}"))
 
     def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
-        for worker in self._chosen(processes):
+        for worker in chosen(self._workers, processes):
             worker.signal(number)
 
     def _kill(self, processes: frozenset[int] | None = None) -> None:
-        for worker in self._chosen(processes):
+        for worker in chosen(self._workers, processes):
             worker.kill()
-
-    def _chosen(self, processes: frozenset[int] | None) -> list[WorkerProcess]:
-        """Returns those of the processes (None: all) that were started."""
-        started = self._workers.items()
-        return [worker for process, worker in started if processes is None or process in processes]
 
     def _release(self) -> None:
         if not any(worker.alive for worker in self._workers.values()):

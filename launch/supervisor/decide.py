@@ -203,6 +203,8 @@ def _on_start_failed(job: Job, event: StartFailed, now: float) -> Decision:
 
 
 def _on_exit_while_running(job: Job, event: Exited, now: float) -> Decision:
+    if how := _how_missed(job, event):
+        return _replace_alone(job, event.process, how)
     job = _without(job, event)
     if event.code == PREEMPTED:
         source = f"process {event.process}"
@@ -476,15 +478,29 @@ def _rejoin(job: Job, error: JobError, now: float, staying: frozenset[int]) -> D
     return _decision(following, reason, rejoin, lost)
 
 
-def _on_exit_while_rejoining(job: Job, event: Exited, now: float) -> Decision:
-    if event.code not in (DONE, STUCK) or event.process not in job.rejoining:
-        return _on_exit_while_running(job, event, now)
-    # Of attempt `job.attempt - 1`, in which it was done: the others need it to come to their own
-    # end. Or it could not leave that.
-    how = "was done in" if event.code == DONE else "could not leave"
-    who = frozenset({event.process})
+def _how_missed(job: Job, event: Exited) -> str:
+    """Returns how a process that was to outlive an attempt has ended before all met in the next
+    one, "" where it has not.
+    """
+    before = f"attempt {job.attempt - 1}"
+    if event.process in job.rejoining and event.code == DONE:
+        return f"was done in {before}"  # the others need it to come to their own end
+    if event.process in job.rejoining and event.code == STUCK:
+        return f"could not leave {before}"
+    # Where a machine is lost the ends of its processes come one by one.
+    is_early = event.met < job.attempt and event.process in job.staying
+    if is_early and event.code not in (*_LEFT, DO_NOT_RESTART):
+        return f"{_how(event.code)} before all met in attempt {job.attempt}"
+    return ""
+
+
+def _replace_alone(job: Job, process: int, how: str) -> Decision:
+    """Starts a process of the attempt anew. No other death has come: that takes of no budget, and
+    at most once for each process of an attempt.
+    """
+    who = frozenset({process})
     job = _start_anew(job, who)
-    reason = f"process {event.process} {how} attempt {job.attempt - 1}, and is started again"
+    reason = f"process {process} {how}, and is started again"
     lost = Replace(job.attempt, who)
     if not job.rejoining:
         job = replace(job, state=State.RUNNING, wake_at=None)
@@ -854,7 +870,7 @@ _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
     (State.RUNNING, Capacity): _on_capacity,
     (State.RUNNING, CoordinatorEnded): _on_coordinator_ended,
     (State.RUNNING, Stalled): _on_stalled,
-    (State.REJOINING, Exited): _on_exit_while_rejoining,
+    (State.REJOINING, Exited): _on_exit_while_running,
     (State.REJOINING, StartFailed): _on_start_failed,
     (State.REJOINING, Noticed): _on_notice,
     (State.REJOINING, CoordinatorEnded): _on_coordinator_ended,

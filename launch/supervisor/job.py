@@ -222,13 +222,15 @@ class CoordinatorEnded:
 class Exited:
     """A process ended: its exit code, or minus the signal that ended it.
 
-    `life` is the attempt that it was started for, whichever runs now.
+    `life` is the attempt that it was started for, whichever runs now. `met` is the latest attempt
+    in which all processes may have met while it lived.
     """
 
     life: int
     process: int
     code: int
     why: str = ""
+    met: float = math.inf
 
 
 @dataclass(frozen=True)

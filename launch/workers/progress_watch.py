@@ -167,6 +167,7 @@ class ProgressWatch:
         self._defects: set[str] = set()  # that were said
         self._closed = threading.Event()
         self.status = session_pb2.StatusResponse()  # the last that came
+        self.gathers = False  # by the last look, if it was answered
         self.events = self._followed.events
         self.curve = self._followed.curve
         self.joined: frozenset[int] = frozenset()  # processes of a job that has gathered
@@ -348,6 +349,7 @@ class ProgressWatch:
         """Polls now, and gives on what is new before it returns; takes at most 3 s."""
         # The lock keeps events in order: a process's end must not overtake its progress.
         with self._lock:
+            self.gathers = False
             try:
                 self._poll()
             except CoordinationError as error:
@@ -389,11 +391,12 @@ class ProgressWatch:
 
     def _take(self, status: session_pb2.StatusResponse, changed: Iterable[int]) -> None:
         self.status = status
+        self.gathers = status.phase == "gathering"
         for sentence in status.defects:
             self._say_defect(sentence)
         for process in changed:
             self._take_process(status.tasks[process])
-        if status.phase != "gathering" and len(self.joined) < len(self._heard):
+        if not self.gathers and len(self.joined) < len(self._heard):
             self.joined = frozenset(self._heard)
 
     def _take_process(self, task: session_pb2.TaskStatus) -> None:

@@ -112,8 +112,8 @@ def test_events_come_in_order() -> None:
     engine.carry_out(Launch(1, 2))
     assert [engine.events(0) for _ in range(4)] == [
         [Reserved(1, 2)],
-        [Exited(1, 0, 0)],
-        [Exited(1, 1, 0)],
+        [Exited(1, 0, 0, met=0)],
+        [Exited(1, 1, 0, met=0)],
         [],
     ]
     assert engine.events(0.01) == [] and engine.progress() == ()
@@ -133,13 +133,32 @@ def test_the_coordinator_hears_of_an_exit_first() -> None:
         engine._report_exit(Exited(1, 1, -9))
         while not isinstance(event := engine.events(10)[0], Exited):
             pass
-        assert event == Exited(1, 1, -9)
+        assert event == Exited(1, 1, -9, met=1)
         with pytest.raises(ProcessLost, match=r"process 1 .*ended by signal 9"):
             clients[0].wait_at_barrier("b", 1)
     finally:
         engine._close_watch()
         for client in clients:
             client.close()
+        coordinator.close()
+
+
+def test_an_exit_says_whether_all_may_have_met() -> None:
+    """Not while the coordinator waits for one of them; they may have where it does not answer."""
+    coordinator = Coordinator("j", 2, 2)
+    engine = Recording(output())
+    engine._attempt = 2
+    engine._report_exit(Exited(1, 1, -9))
+    assert engine.events(10) == [Exited(1, 1, -9, met=1)], "it has no coordinator yet"
+    try:
+        engine._open_watch(coordinator.address, 2)
+        engine._report_exit(Exited(1, 1, -9))
+        assert engine.events(10) == [Exited(1, 1, -9, met=1)]
+        coordinator.close()
+        engine._report_exit(Exited(1, 0, -9))
+        assert engine.events(10) == [Exited(1, 0, -9, met=2)]
+    finally:
+        engine._close_watch()
         coordinator.close()
 
 

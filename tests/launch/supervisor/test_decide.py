@@ -787,6 +787,37 @@ def test_a_death_among_those_that_join_opens_another_attempt() -> None:
     assert run.actions[1] == Replace(3, frozenset({1, 2}))
 
 
+def test_processes_that_die_together_open_one_attempt() -> None:
+    """Where a machine is lost the ends of its processes come one by one: those that have not met
+    the others since are replaced in the attempt that the first has opened, out of no budget.
+    """
+    run = restartable().handle(Exited(1, 2, -9, met=1))
+    spent = dict(run.job.budget_used)
+    run.handle(Exited(1, 3, -9, met=1))
+    assert (run.job.attempt, run.actions) == (2, [Replace(2, frozenset({3}))])
+    assert run.reason == (
+        "process 3 was ended by signal 9 before all met in attempt 2, and is started again"
+    )
+    run.handle(back(2, 0, 1), Exited(1, 1, 1, met=1))
+    assert (run.job.state, run.actions) == (State.RUNNING, [Replace(2, frozenset({1}))])
+    assert run.job.budget_used == spent and run.job.idle_attempts == 0
+
+
+def test_what_is_new_and_dies_before_all_met_counts() -> None:
+    """It may never start: another attempt, out of the budget. So does one that was started again
+    in this attempt, one that has met the others, and 93.
+    """
+    for cause in (
+        [Exited(2, 2, -9, met=1)],
+        [Exited(1, 3, -9, met=1), Exited(2, 3, -9, met=1)],
+        [Exited(1, 3, -9, met=2)],
+    ):
+        run = restartable(RestartPolicy(max_failures=2)).handle(Exited(1, 2, -9), *cause)
+        assert (run.job.attempt, run.job.budget_used) == (3, {"max_failures": 2}), cause
+    final = restartable().handle(Exited(1, 2, -9), Exited(1, 3, 93, met=1))
+    assert final.job.state is State.FAILED
+
+
 def test_one_that_is_in_a_save_keeps_its_time() -> None:
     """Another death, while it is not back yet, takes none of its `commit_grace_s`."""
     reported = dict.fromkeys(range(4), SavePosition(0, SaveStage.REPORTED))

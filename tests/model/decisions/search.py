@@ -101,7 +101,9 @@ def events_of(job: Job, now: float) -> Iterator[tuple[Event, float]]:
         happenings += [Reserved(attempt, 1), Reserved(attempt, 2)]
         happenings += [StartFailed(attempt, "no"), StartFailed(attempt, "taken", preempted=True)]
     for process in job.alive:
-        happenings += [Exited(job.lives[process], process, code) for code in CODES]
+        life = job.lives[process]
+        happenings += [Exited(life, process, code) for code in CODES]
+        happenings += [Exited(life, process, 1, met=attempt - 1)]
     if job.alive:
         happenings += [Noticed("a"), Noticed("b", now + 5, delivered=True), Withdrawn("a")]
         happenings += [CoordinatorEnded(attempt, "gone")]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import NamedTuple
@@ -153,7 +154,7 @@ def _shown(value: Event | Action) -> str:
     said = []
     for each in fields(value):
         found = getattr(value, each.name)
-        if found in ("", None, False, 0.0, frozenset(), {}) and each.name not in (
+        if found in ("", None, False, 0.0, math.inf, frozenset(), {}) and each.name not in (
             "process",
             "code",
         ):

@@ -315,7 +315,9 @@ class FakeEngine(Engine):
             self._refresh()
             if worker.code == BY_SIGTERM and not self._sent_sigterm and not worker.joined:
                 self._tell(Noticed(f"process {worker.process} (SIGTERM before it had joined)"))
-        self._tell(Exited(worker.life, worker.process, worker.code))
+        current = self._gang or gang
+        met = current.attempt - (not current.has_met)
+        self._tell(Exited(worker.life, worker.process, worker.code, met=met))
 
     def committed(self, step: int) -> None:
         """Takes note of a step that the next attempt begins at."""

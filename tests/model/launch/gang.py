@@ -94,6 +94,7 @@ class Gang:
         self.last_step_at = timeline.now
         self.done = False
         self.coordinator = True
+        self.has_met = False  # all have been there at one time
         self.workers = [
             Worker(process, process in program.strangers, attempt)
             for process in range(num_processes)
@@ -198,7 +199,8 @@ class Gang:
             return
         worker.joined = True
         self._watcher.changed()
-        if len(self.ours) == len(self.members):
+        if all(each.joined and each.alive for each in self.members):
+            self.has_met = True
             self.step = self.begins_at
             self._timeline.later(self._program.step_s, self._train)
             if self._noticed:
