@@ -39,7 +39,7 @@ from ...supervisor.ledger import Errand
 from ...workers.coordinator import HEARTBEAT_TIMEOUT_S, end_attempt
 from ...workers.output import Output, console_unless
 from ...workers.secrets import JobSecrets, require_cryptography, shown
-from ..base import NOT_STARTED, run_job
+from ..base import NOT_STARTED, chosen, run_job
 from ..replacing import MOST_LOOKS, ReplacingEngine
 from .cluster import cluster_nodes, load_ray
 from .placement import Node, Placement, place_gang
@@ -216,11 +216,7 @@ class Gang:
         if self.lost_machines():
             return False
         asked = [actor.pid.remote() for actor in [*self.actors.values(), *self.hosts.values()]]
-        deadline = time.monotonic() + _READY_S
-        missing = asked
-        while missing and time.monotonic() < deadline:
-            _, missing = ray.wait(missing, num_returns=len(missing), timeout=_TURN_S)
-            yield []
+        yield from _wait_for(asked, _READY_S)
         try:
             ray.get(asked, timeout=0)
         except ray.exceptions.RayError:  # one has died, or does not answer in time
@@ -237,20 +233,15 @@ class Gang:
             ray.util.remove_placement_group(group)
 
 
+@dataclass(frozen=True)
 class RayCoordinator:
     """The coordinator of one attempt, in its actor, and what the relays of machines have for it."""
 
-    def __init__(self, actor: Any, attempt: int, hosts: Mapping[str, Any]) -> None:
-        self.address = ""  # until it is open
-        self.secrets: JobSecrets | None = None
-        self._actor = actor
-        self._attempt = attempt
-        self._hosts = hosts
-
-    def note_open(self, address: str, secrets: JobSecrets | None) -> None:
-        """Notes where it listens, and what its callers show."""
-        self.address = address
-        self.secrets = secrets
+    actor: Any
+    attempt: int
+    hosts: Mapping[str, Any]
+    address: str = ""  # until it is open
+    secrets: JobSecrets | None = None  # what its callers show
 
     def end_attempt(self, following: session_pb2.NextAttempt) -> None:
         """Says to those that outlive its attempt where the next one is; takes at most 1 s."""
@@ -260,8 +251,8 @@ class RayCoordinator:
 
     def close(self) -> None:
         """Ends it, and what is connected to it."""
-        for actor in [self._actor, *self._hosts.values()]:
-            actor.close.remote(self._attempt)
+        for actor in [self.actor, *self.hosts.values()]:
+            actor.close.remote(self.attempt)
 
 
 class RayEngine(ReplacingEngine):
@@ -293,9 +284,11 @@ class RayEngine(ReplacingEngine):
         self._relays: dict[str, Any] = {}  # references to those of the attempt, by machine
         self._missed: set[int] = set()  # those that did not come, and are replaced
         # Finds room or starts an attempt: each turn of the loop goes on with it.
-        self._work: Turns[None] = _nothing()
+        self._work: Turns[None] = _wait_for([], 0.0)
         self._outcomes: dict[int, bytes | None] = {}  # of the last attempt, by rank
         self._noticed: set[str] = set()
+        self._freed: Counter[str] = Counter()  # processes that machines have just let go
+        self._free_at = 0.0  # when these have surely gone
         self._poll_at = 0.0
 
     # --- Actions
@@ -304,32 +297,18 @@ class RayEngine(ReplacingEngine):
         self._work = self._find_room(action)
 
     def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
-        for actor in self._chosen(processes):
+        for actor in chosen(self._gang.actors, processes):
             actor.signal.remote(int(number))
 
     def _kill(self, processes: frozenset[int] | None = None) -> None:
-        for actor in self._chosen(processes):
+        for actor in chosen(self._gang.actors, processes):
             actor.kill.remote()
 
-    def _chosen(self, processes: frozenset[int] | None) -> list[Any]:
-        """Returns the actors of those of the processes (None: all) that there are."""
-        actors = self._gang.actors.items()
-        return [actor for rank, actor in actors if processes is None or rank in processes]
-
     def _launch(self, attempt: int, num_processes: int) -> None:
-        self._work = self._start_all(attempt, num_processes)
-
-    def _start_all(self, attempt: int, num_processes: int) -> Turns[None]:
-        """Starts an attempt; yields while actors have yet to answer."""
-        try:
-            yield from self._begin(attempt, num_processes)
-        except BaseException:
-            # Some of the actors may have a process by now, which nobody has heard of.
-            self._gang.give_back()
-            self._gang = Gang()
-            raise
+        self._work = self._begin(attempt, num_processes)
 
     def _begin(self, attempt: int, num_processes: int) -> Turns[None]:
+        """Starts an attempt; yields while actors have yet to answer."""
         deadline = time.monotonic() + self._spec.restart.startup_timeout_s
         everybody = range(num_processes)
         secured = not self._spec.insecure
@@ -359,7 +338,7 @@ class RayEngine(ReplacingEngine):
         [(address, secrets)] = yield from self._answers([opening], (), deadline)
         coordinator = self._coordinator
         assert isinstance(coordinator, RayCoordinator)
-        coordinator.note_open(address, secrets)
+        self._coordinator = replace(coordinator, address=address, secrets=secrets)
         with shown(secrets) as credentials:
             self._open_watch(address, attempt, credentials)
 
@@ -390,12 +369,13 @@ class RayEngine(ReplacingEngine):
         missing = list(refs)
         while missing:
             answered, missing = ray.wait(missing, num_returns=len(missing), timeout=_TURN_S)
-            ray.get(answered)  # a failed one is an error before the others have answered
-            if not missing:
-                break
+            # Before the errors of its actors, which come by a way of their own.
             if lost := self._gang.lost_machines(ranks):
                 names = ", ".join(sorted(map(_name, lost)))
                 raise Preempted(f"{names} went while the attempt started")
+            ray.get(answered)  # a failed one is an error before the others have answered
+            if not missing:
+                break
             if time.monotonic() > deadline:
                 limit_s = self._spec.restart.startup_timeout_s
                 raise TimeoutError(
@@ -461,32 +441,36 @@ class RayEngine(ReplacingEngine):
         """Opens an attempt, tells those that stay where it is, and starts the others."""
         deadline = time.monotonic() + self._spec.restart.startup_timeout_s
         yield from self._open_coordinator(opening, action.attempt, deadline)
-        relays = self._open_relays(action.staying)
-        until = time.monotonic() + _RELAYS_S
         # The machine of one that counts as alive may have gone: nobody waits for that one long.
-        while relays and time.monotonic() < until:
-            _, relays = load_ray().wait(relays, num_returns=len(relays), timeout=_TURN_S)
-            yield []
+        yield from _wait_for(self._open_relays(action.staying), _RELAYS_S)
         self._hand_over(action)
         yield from self._start_missing()
 
     def _replace(self, action: Replace) -> None:
-        self._missed |= self._staying & action.processes
+        self._missed |= self._staying & action.processes - self._gone.keys()
         self._begin_lives(action.processes)
         for rank in action.processes:
             self._outcomes[rank] = None
-        self._work = _one_by_one(self._work, self._start_missing())
 
     def _start_missing(self) -> Turns[None]:
-        """Starts the processes of an attempt that are not there, while others are."""
-        deadline = time.monotonic() + self._spec.restart.startup_timeout_s
-        while ranks := sorted(self._to_start):
-            yield from self._say_missed()
-            yield from self._seat(ranks, deadline)
-            try:
-                yield from self._start(ranks, deadline)
-            except (load_ray().exceptions.RayActorError, Preempted):
-                yield []  # a machine or an actor has gone since: again, on another
+        """Starts the processes of an attempt that are not there, while others are. Never ends: a
+        process that is there now may have to be replaced later.
+        """
+        exceptions = load_ray().exceptions
+        while True:
+            yield []
+            deadline = time.monotonic() + self._spec.restart.startup_timeout_s
+            while ranks := sorted(self._to_start):
+                yield from self._say_missed()
+                yield from self._seat(ranks, deadline)
+                try:
+                    yield from self._start(ranks, deadline)
+                except exceptions.RayTaskError:  # what an actor itself raises
+                    raise
+                except (exceptions.RayError, Preempted) as error:
+                    # A machine or an actor has gone since: again, on another.
+                    self._check_deadline(ranks, deadline, str(error))
+                    yield []
 
     def _say_missed(self) -> Turns[None]:
         """Says where those are that did not come, while they can still be asked."""
@@ -495,14 +479,10 @@ class RayEngine(ReplacingEngine):
         missed = [rank for rank in sorted(self._missed) if rank in actors][:MOST_LOOKS]
         self._missed.clear()
         asked = {actors[rank].place.remote(rank, self._pids.get(rank, 0)): rank for rank in missed}
-        until = time.monotonic() + _LOOK_S
-        while asked and time.monotonic() < until:
-            answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_TURN_S)
-            for ref in answered:
-                with contextlib.suppress(ray.exceptions.RayError):
-                    self._say_late(self._attempt, asked[ref], ray.get(ref))
-                del asked[ref]
-            yield []
+        yield from _wait_for(list(asked), _LOOK_S)
+        for ref, rank in asked.items():
+            with contextlib.suppress(ray.exceptions.RayError):
+                self._say_late(self._attempt, rank, ray.get(ref, timeout=0))
 
     def _seat(self, ranks: Sequence[int], deadline: float) -> Turns[None]:
         """Sees that processes have actors that answer: on other machines where theirs have gone.
@@ -579,8 +559,26 @@ class RayEngine(ReplacingEngine):
             self._kill()
             self._kept = self._gang
         else:
-            self._gang.give_back()
-        self._forget_attempt()
+            self._give_back(self._gang)
+        self._gang = Gang()
+        self._pending = {}
+        self._noticed = set()
+
+    def _give_back(self, gang: Gang) -> None:
+        """Gives the machines of an attempt back, which takes them a moment."""
+        gang.give_back()
+        self._freed = Counter(gang.node_ids)
+        self._free_at = time.monotonic() + _READY_S
+
+    def _is_freeing(self, nodes: Iterable[Node]) -> bool:
+        """Returns whether machines are not free yet that were given back; after 10 s somebody else
+        may have them.
+        """
+        return time.monotonic() < self._free_at and any(
+            node.room(self._spec.resources) < self._freed[node.node_id]
+            for node in nodes
+            if not node.draining
+        )
 
     def _close_coordinators(self) -> None:
         self._close_watch()
@@ -592,11 +590,6 @@ class RayEngine(ReplacingEngine):
             load_ray().kill(self._coordinators)
             self._coordinators = None
 
-    def _forget_attempt(self) -> None:
-        self._gang = Gang()
-        self._pending = {}
-        self._noticed = set()
-
     def _take_kept(self, wanted: Reserve) -> Turns[bool]:
         """Takes over the gang of the attempt before, where it is whole; else gives it back."""
         gang = self._kept
@@ -604,11 +597,11 @@ class RayEngine(ReplacingEngine):
             return False
         stands = wanted.max_processes == len(gang.actors) and (yield from gang.stands())
         self._kept = None
-        if not stands:
-            gang.give_back()
-            return False
-        self._gang = gang
-        return True
+        if stands:
+            self._gang = gang
+        else:
+            self._give_back(gang)
+        return stands
 
     # --- Events
 
@@ -718,14 +711,18 @@ class RayEngine(ReplacingEngine):
         told = ""
         stands = yield from self._take_kept(wanted)
         while not stands:
+            nodes = cluster_nodes()
             placement = place_gang(
-                cluster_nodes(),
+                nodes,
                 spec.resources,
                 wanted.min_processes,
                 wanted.max_processes,
                 num_slices=spec.num_slices,
             )
             why = placement.why_not_more
+            if why and self._is_freeing(nodes):
+                yield []
+                continue
             if why and why != self._why_waiting:
                 self._output.say(f"attempt {wanted.attempt}: {why}")
             self._why_waiting = why
@@ -775,23 +772,18 @@ class RayEngine(ReplacingEngine):
         deadline = time.monotonic() + self._spec.restart.grace_s
         while self._pending and time.monotonic() < deadline:
             self._poll_actors(0.1)
-        self._work.close()
-        self._kill()
-        self._close_coordinators()
-        self._gang.give_back()
-        self._forget_attempt()
+        self._release()
         if self._kept is not None:
             self._kept.give_back()
             self._kept = None
 
 
-def _nothing() -> Turns[None]:
-    yield from ()
-
-
-def _one_by_one(first: Turns[None], second: Turns[None]) -> Turns[None]:
-    yield from first
-    yield from second
+def _wait_for(refs: list[Any], timeout_s: float) -> Turns[None]:
+    """Waits until actors have answered, or a time is over."""
+    deadline = time.monotonic() + timeout_s
+    while refs and time.monotonic() < deadline:
+        _, refs = load_ray().wait(refs, num_returns=len(refs), timeout=_TURN_S)
+        yield []
 
 
 def _those(ranks: Collection[int]) -> str:

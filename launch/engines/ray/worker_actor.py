@@ -80,8 +80,12 @@ class WorkerActor:
         if self._process is not None:
             self._process.kill()
             self._process.wait(_END_S)
-        # What the process before may still say goes to its own queue.
+        # What the process before may still say goes to its own queue: what it has said is told, but
+        # for its exit code.
         updates: queue.SimpleQueue[str | int] = queue.SimpleQueue()
+        while not self._updates.empty():
+            if isinstance(said := self._updates.get(), str):
+                updates.put(said)
         self._updates = updates
         self._result.unlink(missing_ok=True)
         env, lines = worker_env({**os.environ, **extra}, spec)

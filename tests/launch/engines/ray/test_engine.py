@@ -23,7 +23,7 @@ import pytest
 from holdfast.launch import RestartPolicy, StartupTimeout
 from holdfast.launch import ray as engine
 from holdfast.launch.engines.ray.engine import RayEngine
-from holdfast.launch.supervisor.job import Event, Exited, Launch, Reserve, Reserved, Stop
+from holdfast.launch.supervisor.job import Event, Exited, Launch, Release, Reserve, Reserved, Stop
 from tests.support.cluster import CollectedOutput
 from tests.support.libraries import need
 from tests.support.paths import EXAMPLES
@@ -257,6 +257,21 @@ def test_a_stop_is_heard_while_actors_start(fleet: Fleet) -> None:
             turn()
     assert max(turns) < 2.0, turns  # twice a second, on a machine that does more
     assert next(event for event in seen if isinstance(event, Stop | Exited)) == Stop("SIGTERM")
+    assert_nothing_reserved(fleet)
+
+
+def test_what_is_given_back_is_waited_for(fleet: Fleet) -> None:
+    """An attempt that is to be larger counts on the machines of the one before, which are free a
+    moment after they were given back.
+    """
+    its = RayEngine("j", spec(), command=["true"], call=None, output=CollectedOutput())
+    with contextlib.closing(its):
+        for attempt, count in ((1, 2), (2, 4)):
+            its.carry_out(Reserve(attempt, 2, count, 60.0))
+            while not (seen := its.events(None)):
+                pass
+            assert seen == [Reserved(attempt, count)]
+            its.carry_out(Release())
     assert_nothing_reserved(fleet)
 
 

@@ -14,7 +14,7 @@ import pytest
 from holdfast.launch.engines.ray.worker_actor import WorkerActor, WorkerUpdate
 from holdfast.multihost import ProcessSpec
 from tests.support.libraries import need
-from tests.support.processes import wait_until_ended
+from tests.support.processes import wait_until, wait_until_ended
 
 SPEC = ProcessSpec(process_id=1, num_processes=2, coordinator="c:1", job_id="j", attempt=3)
 
@@ -106,14 +106,21 @@ def test_a_pickled_call_leaves_its_outcome(actor: WorkerActor) -> None:
 
 
 def test_the_next_attempt_ends_what_is_left(actor: WorkerActor) -> None:
-    """A second start kills a process that still runs; its lines and its end are not taken for those
-    of the new one.
+    """A second start kills a process that still runs; its last lines are told before those of the
+    new one, and its end is not taken for that one's.
     """
-    start(actor, "import os, signal; print(os.getpid(), flush=True); signal.pause()")
-    lines: tuple[str, ...] = ()
-    while not lines:
-        lines = actor.poll(30.0).lines
+    code = (
+        "import os, signal; print(os.getpid(), flush=True);"
+        " signal.pthread_sigmask(signal.SIG_BLOCK, {15}); print('asked', flush=True);"
+        " signal.sigwait({15}); print('last', flush=True); signal.pause()"
+    )
+    start(actor, code)
+    lines: list[str] = []
+    while len(lines) < 2:
+        lines += actor.poll(30.0).lines
+    actor.signal(signal.SIGTERM)
+    wait_until(lambda: not actor._updates.empty())
     start(actor, "print('second')")
     assert wait_until_ended([int(lines[0])])
     printed, update = poll_to_the_end(actor)
-    assert (printed, update.code) == (["second"], 0)
+    assert (printed, update.code) == (["last", "second"], 0)
