@@ -16,11 +16,11 @@ from holdfast.launch.engines.ray.cluster import cluster_nodes
 
 
 class Fleet:
-    """A Ray cluster whose nodes a test may kill, drain and replace; each has room for one
-    process.
+    """A Ray cluster whose nodes a test may kill, drain and replace; each has room for `room`
+    processes.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, room: int = 1) -> None:
         """`module` is the test's, which the workers cannot import: what is of it travels by
         value.
         """
@@ -34,6 +34,7 @@ class Fleet:
         ray.init(address=self._cluster.address, log_to_driver=False)
         ray.cloudpickle.register_pickle_by_value(sys.modules[module])
         self.labels: list[dict[str, str]] = []
+        self._room = room
 
     def become(self, labels: list[dict[str, str]]) -> None:
         """Makes the cluster one of healthy nodes with these labels, one each."""
@@ -59,7 +60,9 @@ class Fleet:
             resources |= {f"TPU-{pod}-head": 1} if labels["ray.io/tpu-worker-id"] == "0" else {}
             settings["env_vars"] = {"TPU_NAME": labels["ray.io/tpu-slice-name"]}
         self.nodes.append(
-            self._cluster.add_node(num_cpus=1, labels=labels, resources=resources, **settings)
+            self._cluster.add_node(
+                num_cpus=self._room, labels=labels, resources=resources, **settings
+            )
         )
         self.labels.append(labels)
 
@@ -69,11 +72,15 @@ class Fleet:
         del self.nodes[index], self.labels[index]
         self._cluster.remove_node(node, allow_graceful=False)
 
+    @staticmethod
+    def raylet(node: Any) -> int:
+        """Returns the process of a node's daemon."""
+        (daemon,) = node.all_processes["raylet"]
+        return int(daemon.process.pid)
+
     def node_of(self, pid: int) -> Any:
         """Returns the node below whose raylet a process runs."""
-        raylets = {
-            each.process.pid: node for node in self.nodes for each in node.all_processes["raylet"]
-        }
+        raylets = {self.raylet(node): node for node in self.nodes}
         while pid not in raylets:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         return raylets[pid]
