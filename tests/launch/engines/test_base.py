@@ -112,8 +112,8 @@ def test_events_come_in_order() -> None:
     engine.carry_out(Launch(1, 2))
     assert [engine.events(0) for _ in range(4)] == [
         [Reserved(1, 2)],
-        [Exited(1, 0, 0, met=0)],
-        [Exited(1, 1, 0, met=0)],
+        [Exited(1, 0, 0, met=-1)],
+        [Exited(1, 1, 0, met=-1)],
         [],
     ]
     assert engine.events(0.01) == [] and engine.progress() == ()
