@@ -7,11 +7,11 @@ worker: elsewhere nothing here imports Ray.
 
 from __future__ import annotations
 
-import queue
 import sys
-import threading
 from dataclasses import dataclass
 from typing import Any
+
+from .threads import on_thread
 
 _CONTEXT = "ray.train.v2._internal.execution.context"
 _NAMESPACE = "holdfast"
@@ -86,22 +86,8 @@ def broadcast(value: Any, timeout_s: float) -> Any:
     """
     from ray.train import collective
 
-    answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            answers.put((collective.broadcast_from_rank_zero(value), None))
-        except Exception as error:
-            answers.put((None, error))
-
-    threading.Thread(target=ask, name="holdfast-ray-train", daemon=True).start()
-    try:
-        answer, error = answers.get(timeout=timeout_s)
-    except queue.Empty:
-        raise TimeoutError(f"not all workers have come in {timeout_s:g} s") from None
-    if error is not None:
-        raise error
-    return answer
+    told = on_thread("ray-train", lambda: collective.broadcast_from_rank_zero(value))
+    return told.result(timeout_s)
 
 
 def own_preemption() -> tuple[str, float | None] | None:

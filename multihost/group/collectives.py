@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from typing import Any, TypeAlias, TypeVar
 
@@ -19,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from holdfast.coordination import BarrierTimeout, CoordinationError
 
 from ..job import clear_with_attempt
+from ..threads import on_thread
 from .barriers import coordination_timeout
 from .group_client import Deadline, GroupClient
 from .matching import check_match
@@ -119,20 +119,6 @@ def _from_source(leaves: Sequence[Array], is_source: bool, deadline: Deadline) -
         part.view(np.uint8)[: leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
         for part, leaf in zip(parts, leaves, strict=True)
     ]
-
-
-def on_thread(name: str, compute: Callable[[], T]) -> Future[T]:
-    """Runs `compute` on a daemon thread, which an interpreter that exits does not wait for."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(compute())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=f"holdfast-{name}", daemon=True).start()
-    return future
 
 
 def bounded(what: str, compute: Callable[[], T], deadline: Deadline) -> T:

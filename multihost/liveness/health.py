@@ -20,10 +20,10 @@ import jax
 from holdfast.coordination import BarrierTimeout, CoordinationError
 
 from ..group.barriers import coordination_timeout
-from ..group.collectives import on_thread
 from ..group.group_client import Deadline, GroupClient, bounded_name
 from ..group.peers import Health, ProcessHealth, lost
 from ..group.runtime import current_group_client
+from ..threads import on_thread
 
 _log = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ from holdfast.coordination.diagnosis.findings import diagnose
 from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.vitals import stacks
 
-from ..group.collectives import on_thread
 from ..group.late import tell_once
 from ..group.runtime import current_client, current_spec, distributed_process_id
 from ..spec import ProcessSpec
+from ..threads import on_thread
 
 _log = logging.getLogger(__name__)
 

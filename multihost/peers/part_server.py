@@ -31,9 +31,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
+from ..closing import Closing
 from .peer_tls import BadTlsFiles, PeerTls
 
 _log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def receive_bytes(connection: socket.socket, size: int, timeout_s: float) -> byt
     return bytes(data)
 
 
-class PartServer:
+class PartServer(Closing):
     """Serves what is published. A context manager; `close()` ends all connections. Thread-safe.
 
     `folder` is that of the run, below which the names lie; it is given before anything is
@@ -341,17 +341,6 @@ class PartServer:
         self._listener.close()
         for connection in connections:
             _shut_down(connection)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self, warn: Any = warnings.warn) -> None:
         if not getattr(self, "_is_closed", True):

@@ -12,11 +12,10 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 from holdfast.coordination.address import connect
 
+from ..closing import Closing
 from .part_server import (
     ABSENT,
     ANSWER,
@@ -53,7 +52,7 @@ class _NotYet(OSError):
     """What a peer answers that does not have it yet."""
 
 
-class PeerConnection:
+class PeerConnection(Closing):
     """A connection to the part server of one peer, for one thread at a time. After an error it is
     of no more use. A context manager.
 
@@ -165,17 +164,6 @@ class PeerConnection:
         """Closes the connection. Idempotent."""
         self._socket.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 def _kind_of(error: Exception) -> type[PeerFailed]:
     if isinstance(error, _NotYet):
@@ -185,7 +173,7 @@ def _kind_of(error: Exception) -> type[PeerFailed]:
     return PeerFailed
 
 
-class Peers:
+class Peers(Closing):
     """The part servers of a job by rank, with connections that are kept for the next call. A
     context manager. Thread-safe.
     """
@@ -245,14 +233,3 @@ class Peers:
             self._idle = {}
         for connection in [each for found in idle.values() for each in found]:
             connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -27,11 +27,11 @@ from jax._src import distributed
 
 from holdfast.coordination.names import OVER_FOLDER
 
-from ..group.collectives import on_thread
 from ..group.group_client import Client, GroupClient, group_client_of
 from ..job import current_job
 from ..liveness.vitals import note_asked, note_step
 from ..liveness.watchdog import progress
+from ..threads import on_thread
 from .signals import Signals
 from .sources import GceMetadata, Notice, Polled, RayTrain, SlurmEnd, Source
 from .step_agreement import SyncPoint

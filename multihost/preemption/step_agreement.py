@@ -19,12 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from weakref import WeakSet
 
 from holdfast.coordination import BarrierTimeout, CoordinationError, CoordinatorLost, ProcessLost
 
+from ..closing import Closing
 from ..group.group import ClusterGroup, Group
 from ..group.group_client import Client, Deadline, GroupClient, group_client_of
 from ..job import current_job
@@ -43,7 +43,7 @@ _BACK_OFF_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 _SHUT_DOWN = ("CANCELLED", "FAILED_PRECONDITION")
 
 
-class SyncPoint:
+class SyncPoint(Closing):
     """Spreads a value so that it holds from the same step on in every process.
 
     Thread-safe; a context manager. Every process of `tasks` (task ids; its own is `process_id`)
@@ -234,17 +234,6 @@ class SyncPoint:
                 group_client.delete(f"{self.folder}/{number}/mail/{self._process_id}")
             else:
                 group_client.delete_after(self.folder, len(self._tasks))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _timeout_error(self, step: int) -> CoordinationError:
         assert self._group_client is not None  # alone, no answer is held back
