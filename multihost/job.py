@@ -74,6 +74,12 @@ class Job:
         removed: P | None = self._parts.pop(kind, None)
         return removed
 
+    def close(self, kind: type[Any]) -> None:
+        """Removes the part of a class and closes it, where there is one."""
+        part = self.take(kind)
+        if part is not None:
+            part.close()
+
     def outlive(self) -> None:
         """Has the calling thread be the one that outlives the attempt."""
         self._restartable = threading.get_ident()

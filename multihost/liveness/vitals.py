@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import Any
 
@@ -75,9 +75,14 @@ class Vitals:
         """Notes that the program asks whether it is to save and stop."""
         self._asks_preemption = True
 
-    def note_for_devices(self, waits: bool) -> None:
-        """Notes that a save begins to wait for what the devices compute, or that it has it."""
-        self._for_devices_s = time.monotonic() if waits else None
+    @contextmanager
+    def for_devices(self) -> Iterator[None]:
+        """Surrounds a save's wait for what the devices compute."""
+        self._for_devices_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._for_devices_s = None
 
     def statistics(self) -> dict[str, Any]:
         """Returns the step, the resident memory, and the share of time in which it waits.
@@ -166,18 +171,6 @@ def _memory_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def start_vitals(client: Any, process_id: int, num_processes: int) -> None:
-    """Begins to report on this process through `client`."""
-    current_job().put(Vitals(client, process_id, num_processes))
-
-
-def stop_vitals() -> None:
-    """Ends the reports, where there are any."""
-    vitals = current_job().take(Vitals)
-    if vitals is not None:
-        vitals.close()
-
-
 def last_vitals() -> dict[str, Any]:
     """Returns what a process that leaves says of itself last; {} where nothing is reported."""
     vitals = current_job().get(Vitals)
@@ -198,15 +191,7 @@ def note_step(step: int) -> None:
         vitals.note_step(step)
 
 
-@contextmanager
-def waiting_for_devices() -> Iterator[None]:
+def waiting_for_devices() -> AbstractContextManager[None]:
     """Surrounds a save's wait for what the devices compute, for the reports."""
     vitals = current_job().get(Vitals)
-    if vitals is None:
-        yield
-        return
-    vitals.note_for_devices(True)
-    try:
-        yield
-    finally:
-        vitals.note_for_devices(False)
+    return nullcontext() if vitals is None else vitals.for_devices()

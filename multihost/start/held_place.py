@@ -16,7 +16,6 @@ import time
 from contextlib import suppress
 
 from ..errors import StartupFailed
-from ..job import Job
 from ..spec import ProcessSpec
 
 _ENDING_S = 5.0  # for a process that is about to be gone
@@ -50,13 +49,6 @@ class HeldPlace:
     def close(self) -> None:
         """Lets another process have it."""
         self._socket.close()
-
-
-def leave_place(job: Job) -> None:
-    """Leaves the place that this process holds, where it holds one."""
-    place = job.take(HeldPlace)
-    if place is not None:
-        place.close()
 
 
 def _pid_at(address: str) -> int:

@@ -42,7 +42,7 @@ from ..group.ids import forget_ids, initialize_ids
 from ..instruments import Phase
 from ..job import current_job, forget_job, settle_all
 from ..liveness.health import health
-from ..liveness.vitals import last_vitals, start_vitals, stop_vitals
+from ..liveness.vitals import Vitals, last_vitals
 from ..parent import mark_children, refuse_child, unmark_children
 from ..preemption import preemption
 from ..preemption.preemption import Preemption
@@ -53,7 +53,7 @@ from ..spec import ProcessSpec
 from .bounded import ended_by_loss
 from .coordinator import find_coordinator, gather_workers
 from .discovery import GIVEN, DiscoveredProcess, discover_process
-from .held_place import HeldPlace, leave_place
+from .held_place import HeldPlace
 from .jax_agent import (
     AgentRoute,
     abandon_jax,
@@ -96,13 +96,11 @@ class Membership:
         end_jax()
         if self.relay is not None:
             self.relay.close()
-        programs = current_job().take(TravellingPrograms)
-        if programs is not None:
-            programs.close()
-        stop_vitals()
         unmark_children()
-        leave_place(current_job())
-        current_job().leave()
+        job = current_job()
+        for part in (TravellingPrograms, Vitals, HeldPlace):
+            job.close(part)
+        job.leave()
         forget_group_client(self.client)
         forget_ids()
         try:
@@ -269,7 +267,7 @@ def _join(
     job.put(member)
     job.join(client, spec)
     mark_children(spec)
-    start_vitals(client, spec.process_id, spec.num_processes)
+    job.put(Vitals(client, spec.process_id, spec.num_processes))
     if spec.num_slices > 1:
         client.report(num_slices=spec.num_slices)
     group_client = group_client_of(client)
@@ -443,7 +441,7 @@ def _give_up(why: str) -> None:
     member = current_job().take(Membership)
     if member is not None:
         member.leave(why)
-    leave_place(current_job())
+    current_job().close(HeldPlace)
     preemption.close()
 
 
@@ -503,7 +501,7 @@ def _in_child() -> None:
     running = job.get(Preemption)
     if running is not None:
         running.abandon()
-    leave_place(job)
+    job.close(HeldPlace)
     member = job.get(Membership)
     if member is not None:
         member.abandon()

@@ -17,7 +17,7 @@ from holdfast.coordination import CoordinationClient, CoordinationService, Statu
 from holdfast.coordination.process.local_look import look
 from holdfast.coordination.vitals import LOOK_SIGNAL, VITALS_INTERVAL_S
 from holdfast.multihost.job import current_job
-from holdfast.multihost.liveness.vitals import Vitals, note_step, start_vitals, stop_vitals
+from holdfast.multihost.liveness.vitals import Vitals, note_step
 from tests.support.paths import program
 
 
@@ -28,14 +28,14 @@ def test_the_coordinator_knows_step_memory_and_waiting() -> None:
         CoordinationClient(service.address, 0) as client,
         StatusClient(service.address) as status,
     ):
-        start_vitals(client, 0, 1)
+        current_job().put(Vitals(client, 0, 1))
         try:
             note_step(7)
             note_step(8)
             while not (task := status.status().tasks[0]).progress.HasField("step"):
                 threading.Event().wait(0.05)
         finally:
-            stop_vitals()
+            current_job().close(Vitals)
         values = task.progress.values
         assert (
             task.progress.step == 8
@@ -110,11 +110,11 @@ def test_a_signal_in_use_is_left_alone() -> None:
 
 def test_a_step_after_the_end_is_nobodys() -> None:
     """Outside a job a step is noted nowhere."""
-    start_vitals(_Nobody(), 0, 1)
-    vitals = current_job().get(Vitals)
-    stop_vitals()
+    vitals = Vitals(_Nobody(), 0, 1)
+    current_job().put(vitals)
+    current_job().close(Vitals)
     note_step(3)
-    assert vitals is not None and vitals.statistics()["step"] is None
+    assert vitals.statistics()["step"] is None
     assert current_job().get(Vitals) is None
 
 

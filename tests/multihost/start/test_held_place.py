@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.multihost import ProcessSpec, StartupFailed
 from holdfast.multihost.job import Job
-from holdfast.multihost.start.held_place import HeldPlace, leave_place
+from holdfast.multihost.start.held_place import HeldPlace
 
 SPEC = ProcessSpec(process_id=1, num_processes=2, coordinator="held:1", job_id="j", attempt=3)
 OTHERS = [
@@ -32,5 +32,5 @@ def test_a_place_is_one_processs() -> None:
     with pytest.raises(StartupFailed, match=expected) as caught:
         HeldPlace(SPEC)
     assert (caught.value.processes, caught.value.attempt) == ((1,), 3)
-    leave_place(job)
+    job.close(HeldPlace)
     HeldPlace(SPEC).close()
