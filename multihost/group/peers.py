@@ -43,31 +43,21 @@ class HealthListener(Protocol):
         """
 
 
-def failed_incarnations(
-    old: Sequence[ProcessHealth], new: Sequence[ProcessHealth]
-) -> dict[int, ProcessHealth]:
-    """Returns the lives that ended between two complete lists, by process.
-
-    They were connected, and now are not, or with another incarnation.
-    """
-    alive = {(info.process_id, info.incarnation) for info in new if info.state == "CONNECTED"}
-    return {
-        before.process_id: before
-        for before in old
-        if before.state == "CONNECTED" and (before.process_id, before.incarnation) not in alive
-    }
-
-
 class Peers:
-    """What GroupClient needs of the list of processes: who is gone, and that something changed."""
+    """Keeps the list, as GroupClient needs it: who is gone, and that something has changed."""
 
     def __init__(self, group_client: Any) -> None:
         self.group_client = group_client
-        self._changed = threading.Condition()  # guards all here, and in Health
+        self._changed = threading.Condition()  # guards the rest
         self._infos: list[ProcessHealth] = []
         self._known: dict[Any, ProcessHealth] = {}  # by what was pushed
+        self._failed: dict[int, ProcessHealth] = {}
+        self._admitted: dict[int, int] = {}  # process: the incarnation last admitted
+        self._listeners: list[HealthListener] = []
         self._waiters: list[Callable[[], None]] = []
+        self._version = 0
         self._keeps_lives = False
+        self._closed = False
         watch = getattr(group_client.client, "watch_processes", None)
         if watch is not None:  # jaxlib's own client has none
             watch(self._update)
@@ -119,14 +109,20 @@ class Peers:
         with self._changed:
             # What has not changed is the same object: of thousands of processes, a few have.
             self._known = {info: self._known.get(info) or self._health(info) for info in pushed}
-            self._take(sorted(self._known.values(), key=lambda info: info.process_id))
+            infos = sorted(self._known.values(), key=lambda info: info.process_id)
+            if self._keeps_lives and not self._closed:
+                self._note_ended(infos)
+            self._infos = infos
+            self._version += 1
+            for listener in [] if self._closed else list(self._listeners):
+                try:
+                    listener.update_global_process_info(infos)
+                except Exception:
+                    _log.exception("a listener to the health of processes failed")
             self._changed.notify_all()
             waiters = list(self._waiters)
         for waiter in waiters:
             waiter()
-
-    def _take(self, infos: list[ProcessHealth]) -> None:
-        self._infos = infos
 
     def _health(self, info: Any) -> ProcessHealth:
         error = info.message or ("" if info.code == "OK" else info.code)
@@ -134,6 +130,36 @@ class Peers:
             error = LEFT
         process = self.group_client.process(info.process_id)
         return ProcessHealth(process, info.state, info.incarnation, error, info.host)
+
+    def _note_ended(self, infos: Sequence[ProcessHealth]) -> None:
+        now = {info.process_id: info for info in infos}
+        for ended in self._infos:
+            found = now.get(ended.process_id)
+            if found is ended or ended.state != "CONNECTED":
+                continue
+            if found is not None and self._lives_on(ended, found):
+                continue
+            why = LEFT if found is None else found.error or "it was started again"
+            host = ended.host or "unknown"
+            process = ended.process_id
+            self._failed[process] = replace(ended, state="ERROR", error=why)
+            if why == LEFT:
+                _log.info("process %d (host %s) has left the job", process, host)
+            else:
+                _log.warning("process %d (host %s) is lost: %s", process, host, why)
+
+    def _lives_on(self, before: ProcessHealth, found: ProcessHealth) -> bool:
+        """Returns whether a life goes on, or ended before one that is admitted, and lives.
+
+        The answer of `live_processes()` may overtake the list in which the former life ends.
+        """
+        lives = found.state == "CONNECTED"
+        if lives and found.incarnation == before.incarnation:
+            return True
+        admitted = self._admitted.get(before.process_id, before.incarnation)
+        if before.incarnation == admitted:
+            return False
+        return found.incarnation == (admitted if lives else before.incarnation)
 
 
 class Health(Peers):
@@ -143,14 +169,6 @@ class Health(Peers):
     may be back with another incarnation, until this process has seen the new one in the answer of
     `live_processes()`: work planned with the old life cannot meet the new one.
     """
-
-    def __init__(self, group_client: Any) -> None:
-        self._closed = False
-        self._failed: dict[int, ProcessHealth] = {}
-        self._admitted: dict[int, int] = {}  # process: the incarnation last admitted
-        self._listeners: list[HealthListener] = []
-        self._version = 0
-        super().__init__(group_client)
 
     def processes(self) -> list[ProcessHealth]:
         """Returns the complete list as last pushed; empty over jaxlib's own client."""
@@ -210,45 +228,6 @@ class Health(Peers):
         """Stops listening."""
         with self._changed:
             self._closed = True
-
-    def _take(self, infos: list[ProcessHealth]) -> None:
-        if self._keeps_lives and not self._closed:
-            self._note_ended(infos)
-        super()._take(infos)
-        self._version += 1
-        for listener in [] if self._closed else list(self._listeners):
-            try:
-                listener.update_global_process_info(infos)
-            except Exception:
-                _log.exception("a listener to the health of processes failed")
-
-    def _note_ended(self, infos: Sequence[ProcessHealth]) -> None:
-        kept = set(map(id, infos)).intersection(map(id, self._infos))
-        before = [info for info in self._infos if id(info) not in kept]
-        changed = [info for info in infos if id(info) not in kept]
-        now = {info.process_id: info for info in changed}
-        for process, ended in failed_incarnations(before, changed).items():
-            found = now.get(process)
-            if found is not None and self._is_old_news(ended, found):
-                continue
-            why = LEFT if found is None else found.error or "it was started again"
-            host = ended.host or "unknown"
-            self._failed[process] = replace(ended, state="ERROR", error=why)
-            if why == LEFT:
-                _log.info("process %d (host %s) has left the job", process, host)
-            else:
-                _log.warning("process %d (host %s) is lost: %s", process, host, why)
-
-    def _is_old_news(self, ended: ProcessHealth, found: ProcessHealth) -> bool:
-        """Returns whether a life ended before one that is admitted, and lives.
-
-        The answer of `live_processes()` may overtake the list in which the former life ends.
-        """
-        admitted = self._admitted.get(ended.process_id, ended.incarnation)
-        if ended.incarnation == admitted:
-            return False
-        lives = found.state == "CONNECTED" and found.incarnation == admitted
-        return lives or found.incarnation == ended.incarnation
 
 
 def lost(name: str, ended: ProcessHealth) -> ProcessLost:

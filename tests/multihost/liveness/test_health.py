@@ -12,7 +12,6 @@ from holdfast.coordination.client.processes import ProcessInfo as TaskInfo
 from holdfast.coordination.client.processes import ProcessWatch
 from holdfast.multihost import Health, ProcessHealth
 from holdfast.multihost.group.group_client import GroupClient
-from holdfast.multihost.group.peers import failed_incarnations
 from holdfast.proto import coordination_pb2, session_pb2
 
 
@@ -57,16 +56,22 @@ def test_which_lives_ended_between_two_lists() -> None:
     """Connected before, and now gone, not connected or another: failed. Not yet connected before:
     not.
     """
-    old = [ProcessHealth(n, "CONNECTED", 10 + n) for n in range(4)] + [
-        ProcessHealth(4, "UNINITIALIZED", 0)
-    ]
-    new = [
-        ProcessHealth(0, "CONNECTED", 10),
-        ProcessHealth(1, "ERROR", 11, "killed"),
-        ProcessHealth(2, "CONNECTED", 99),
-        ProcessHealth(4, "ERROR", 0),
-    ]
-    assert failed_incarnations(old, new) == {n: old[n] for n in (1, 2, 3)}
+    client = PushedClient()
+    health = kept(GroupClient(client))  # type: ignore[arg-type]
+    connected = [TaskInfo(n, "CONNECTED", 10 + n) for n in range(4)]
+    client.push(*connected, TaskInfo(4, "UNINITIALIZED", 0))
+    assert health.failed() == {}
+    client.push(
+        TaskInfo(0, "CONNECTED", 10, host="told later"),
+        TaskInfo(1, "ERROR", 11, "ABORTED", "killed"),
+        TaskInfo(2, "CONNECTED", 99),
+        TaskInfo(4, "ERROR", 0),
+    )
+    assert {n: (life.incarnation, life.error) for n, life in health.failed().items()} == {
+        1: (11, "killed"),
+        2: (12, "it was started again"),
+        3: (13, "it has left the job"),
+    }
 
 
 def test_a_failed_process_is_refused_until_admitted() -> None:
