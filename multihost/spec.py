@@ -7,7 +7,7 @@ job, are decided here too.
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from holdfast.coordination import Credentials
@@ -100,7 +100,7 @@ class ProcessSpec:
 
         With them unmodified jax joins the same coordinator, too.
         """
-        values = {key: getattr(self, field) for key, (field, _) in _KEYS.items()}
+        values = {key: getattr(self, field.name) for key, field in _KEYS.items()}
         return {key: str(value) for key, value in values.items() if value is not None} | {
             "JAX_COORDINATOR_ADDRESS": self.coordinator,
             # jax's process 0 always starts a service of its own: it idles on a spare port.
@@ -122,8 +122,7 @@ class ProcessSpec:
                 f"{missing[0]} is not set, but {', '.join(sorted(texts))} is: start the process"
                 " with `holdfast run`, or unset all"
             )
-        fields: dict[str, Any] = {_KEYS[key][0]: _parsed(key, text) for key, text in texts.items()}
-        return cls(**fields)
+        return cls(**_parsed(texts))
 
     @staticmethod
     def job_in_env(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -133,7 +132,7 @@ class ProcessSpec:
         if any(environment.get(key) for key in _REQUIRED):
             return {}
         keys = [key for key in ("HOLDFAST_JOB_ID", "HOLDFAST_ATTEMPT") if environment.get(key)]
-        return {_KEYS[key][0]: _parsed(key, environment[key]) for key in keys}
+        return _parsed({key: environment[key] for key in keys})
 
     def bypass_proxies(
         self, environment: MutableMapping[str, str], address: str | None = None
@@ -177,23 +176,8 @@ class ProcessSpec:
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _PAST_PROXIES = ("no_grpc_proxy", "no_proxy")
 _REQUIRED = ("HOLDFAST_PROCESS_ID", "HOLDFAST_NUM_PROCESSES", "HOLDFAST_COORDINATOR")
-_KEYS: dict[str, tuple[str, type]] = {
-    "HOLDFAST_JOB_ID": ("job_id", str),
-    "HOLDFAST_ATTEMPT": ("attempt", int),
-    "HOLDFAST_PROCESS_ID": ("process_id", int),
-    "HOLDFAST_NUM_PROCESSES": ("num_processes", int),
-    "HOLDFAST_COORDINATOR": ("coordinator", str),
-    "HOLDFAST_SLICE_ID": ("slice_id", int),
-    "HOLDFAST_NUM_SLICES": ("num_slices", int),
-    "HOLDFAST_SLICE_ADDRESS": ("slice_address", str),
-    "HOLDFAST_LOCAL_RANK": ("local_rank", int),
-    "HOLDFAST_LOCAL_COUNT": ("local_count", int),
-    "HOLDFAST_HOST_ADDRESS": ("host_address", str),
-    "HOLDFAST_TOKEN_FILE": ("token_file", str),
-    "HOLDFAST_TLS_CERT": ("tls_cert", str),
-    "HOLDFAST_TLS_KEY": ("tls_key", str),
-    "HOLDFAST_TLS_CA": ("tls_ca", str),
-}
+# Each field has a variable of its name.
+_KEYS = {f"HOLDFAST_{field.name.upper()}": field for field in fields(ProcessSpec)}
 
 
 def _check_address(address: str) -> None:
@@ -222,10 +206,14 @@ def _check_range(field: str, value: int, bound: int, of: str) -> None:
         raise ValueError(f"{field}={value} with {of}={bound}: expected 0 <= {field} < {of}")
 
 
-def _parsed(key: str, text: str) -> str | int:
-    if _KEYS[key][1] is str:
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{key}={text!r}: expected a whole number") from None
+def _parsed(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Returns fields by their names, from variables by theirs."""
+    found: dict[str, Any] = {}
+    for key, text in texts.items():
+        field = _KEYS[key]
+        is_number = str(field.type).startswith("int")
+        try:
+            found[field.name] = int(text) if is_number else text
+        except ValueError:
+            raise ValueError(f"{key}={text!r}: expected a whole number") from None
+    return found
