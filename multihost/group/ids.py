@@ -9,7 +9,7 @@ import itertools
 import json
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -58,10 +58,10 @@ def exchange_ids(
     when two processes claim one number.
     """
     group = ClusterGroup(client, mine.distributed, num_processes)
-    everybody = group.gather("ids", json.dumps(asdict(mine)).encode(), timeout_s=timeout_s)
+    everybody = group.gather("ids", packed([mine]), timeout_s=timeout_s)
     told = None
     if everybody is not None:
-        told = packed([_from_json(entry) for entry in everybody])
+        told = packed([ids for table in everybody for ids in unpacked(table)])
     ids = unpacked(group.broadcast("ids", told, timeout_s=timeout_s))
     for field in ("runtime", "distributed"):
         numbers = sorted(getattr(entry, field) for entry in ids)
@@ -71,11 +71,6 @@ def exchange_ids(
                 f" {num_processes - 1}: two processes claim one number"
             )
     return ids
-
-
-def _from_json(entry: bytes) -> ProcessIds:
-    fields = json.loads(entry)
-    return ProcessIds(fields["runtime"], fields["distributed"], tuple(fields["devices"]))
 
 
 def packed(ids: Sequence[ProcessIds]) -> bytes:
@@ -109,8 +104,7 @@ def unpacked(table: bytes) -> list[ProcessIds]:
 
 
 def _differences(numbers: Iterable[int]) -> list[int]:
-    numbers = list(numbers)
-    return [later - former for former, later in zip([0, *numbers], numbers, strict=False)]
+    return [later - former for former, later in itertools.pairwise([0, *numbers])]
 
 
 def initialize_ids(

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
 import jax
 
@@ -22,22 +21,6 @@ from .runtime import current_group_client, is_jax_distributed_client_initialized
 # One for all of them: a process may make another call than the others.
 _NAME = "a computation of all processes"
 _DIFFER = b"?"
-
-
-@dataclass(frozen=True)
-class _Told:
-    """What each process tells of its call: a digest, and the source that it gives, if any."""
-
-    digest: str
-    source: str
-
-    def to_bytes(self) -> bytes:
-        return f"{self.digest} {self.source}".encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> _Told:
-        digest, source = data.decode().split(" ", 1)
-        return cls(digest, source)
 
 
 def check_match(
@@ -58,15 +41,17 @@ def check_match(
     if group is None:
         return
     text = "\n".join([call, *lines])
-    told = _Told(hashlib.sha256(text.encode()).hexdigest(), source)
+    own = f"{hashlib.sha256(text.encode()).hexdigest()} {source}"
     try:
-        sent = group.gather(_NAME, told.to_bytes(), timeout_s=deadline.remaining_s())
+        sent = group.gather(_NAME, own.encode(), timeout_s=deadline.remaining_s())
         verdict = None
         if sent is not None:
-            all_told = [_Told.from_bytes(each) for each in sent]
-            verdict = _wrong_source(call, all_told).encode() if needs_source else b""
-            if len({each.digest for each in all_told}) > 1:
+            told = [each.decode().split(" ", 1) for each in sent]
+            verdict = b""
+            if len({digest for digest, _ in told}) > 1:
                 verdict = _DIFFER
+            elif needs_source:
+                verdict = _wrong_source(call, {source for _, source in told if source}).encode()
         verdict = group.broadcast(_NAME, verdict, timeout_s=deadline.remaining_s())
         if verdict == _DIFFER:
             # Only now: what all are called with may be long.
@@ -93,8 +78,7 @@ def _group() -> Group | None:
     return default_group() if current_group_client().pushes else None
 
 
-def _wrong_source(call: str, told: Sequence[_Told]) -> str:
-    sources = {each.source for each in told if each.source}
+def _wrong_source(call: str, sources: Collection[str]) -> str:
     if len(sources) == 1:
         return ""
     found = ", ".join(sorted(sources)) or "none"

@@ -7,12 +7,11 @@ CPU with `--xla_cpu_collective_timeout_seconds`, which `initialize()` sets; on T
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -104,21 +103,6 @@ class _Block:
         return f"holdfast/live/{bounded_name('-'.join(map(str, self.members)))}"
 
 
-@dataclass(frozen=True)
-class _BlockEnd:
-    """How a block ended in one process: `failure` is empty where it ended well."""
-
-    block: str
-    failure: str
-
-    def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> _BlockEnd:
-        return cls(**json.loads(data))
-
-
 def _begin_block(
     members: Sequence[int], began: Mapping[int, int], timeout_s: float | None
 ) -> _Block:
@@ -170,20 +154,19 @@ def _exchange_ends(
 ) -> tuple[dict[int, int], dict[int, str]]:
     """Returns who lives after the block, and how it failed in each process where it did."""
     group_client = current_group_client()
-    own = _BlockEnd(block.name, f"{type(failure).__name__}: {failure}" if failure else "")
+    failed = f"{type(failure).__name__}: {failure}" if failure else ""
     # One key a process: who comes to the end of a block has read the ends of the one before.
-    group_client.set(f"{block.folder}/{jax.process_index()}", own.to_bytes())
+    own = f"{block.name} {failed}".encode(errors="backslashreplace")
+    group_client.set(f"{block.folder}/{jax.process_index()}", own)
     now = live_processes(block.members, timeout_s=timeout_s)
-    told = {
-        int(key): _BlockEnd.from_bytes(end) for key, end in group_client.list(block.folder).items()
-    }
+    told = group_client.list(block.folder)
     failures = {}
     for process in block.began:
-        end = told.get(process)
-        if end is None or end.block != block.name:
+        name, _, failed = told.get(str(process), b"").decode().partition(" ")
+        if name != block.name:
             failures[process] = "it did not come to the end of this block"
-        elif end.failure:
-            failures[process] = end.failure
+        elif failed:
+            failures[process] = failed
     return now, failures
 
 
