@@ -29,7 +29,7 @@ import struct
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -103,8 +103,7 @@ def receive_bytes(connection: socket.socket, size: int, timeout_s: float) -> byt
 class PartServer(Closing):
     """Serves what is published. A context manager; `close()` ends all connections. Thread-safe.
 
-    `folder` is that of the run, below which the names lie; it is given before anything is
-    published. `address` is HOST:PORT, for peers.
+    `address` is HOST:PORT, for peers.
     """
 
     def __init__(self, host: str, secret: bytes, tls: PeerTls | None = None) -> None:
@@ -112,13 +111,10 @@ class PartServer(Closing):
         self._listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
         self._secret = secret
         self._tls = tls
-        self._folder = Path()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._has_room = threading.Condition(self._lock)
-        self._parts: dict[str, bool] = {}  # False: it was given up
-        self._files: set[str] = set()
-        self._text: tuple[str, bytes] = ("", b"")
+        self._offered: dict[str, Path | bytes | None] = {}  # by name; None: it was given up
         self._memory: Callable[[str, int, int], memoryview | None] | None = None
         self._connections: set[socket.socket] = set()
         # Those that were answered and do not ask, the longest idle first. The values are unused.
@@ -133,17 +129,11 @@ class PartServer(Closing):
 
     def publish(self, folder: Path, name: str, files: Iterable[str]) -> None:
         """Serves a part by its name, and its files, from now on, below the folder of the run."""
-        with self._changed:
-            self._folder = folder
-            self._parts[name] = True
-            self._files.update(files)
-            self._changed.notify_all()
+        self._offer({each: folder / each for each in (*files, name)})
 
     def offer(self, name: str, text: bytes) -> None:
-        """Serves a text that is no file from now on, instead of the one before."""
-        with self._changed:
-            self._text = (name, text)
-            self._changed.notify_all()
+        """Serves a text that is no file from now on."""
+        self._offer({name: text})
 
     def offer_memory(self, find: Callable[[str, int, int], memoryview | None]) -> None:
         """Serves what `find` returns of a name, by offset and size, where no file has the name.
@@ -156,26 +146,25 @@ class PartServer(Closing):
 
     def give_up(self, name: str) -> None:
         """Tells who waits for a part that it will not come."""
+        self._offer({name: None})
+
+    def _offer(self, found: Mapping[str, Path | bytes | None]) -> None:
         with self._changed:
-            self._parts[name] = False
+            self._offered.update(found)
             self._changed.notify_all()
 
     def withdraw(self, folder: str) -> None:
         """Serves nothing of a local save any more."""
         with self._changed:
-            self._parts = {
-                name: is_there
-                for name, is_there in self._parts.items()
-                if not name.startswith(f"{folder}/")
-            }
-            self._files = {name for name in self._files if not name.startswith(f"{folder}/")}
+            for name in [each for each in self._offered if each.startswith(f"{folder}/")]:
+                del self._offered[name]
 
     def statistics(self) -> dict[str, int]:
         """Returns counts of connections, of those that were refused, of bytes served, and of the
-        parts that are served now.
+        names that are served now.
         """
         with self._changed:
-            return {**self._counts, "parts": len(self._parts)}
+            return {**self._counts, "names": len(self._offered)}
 
     # --- connections
 
@@ -310,18 +299,17 @@ class PartServer(Closing):
         """
         with self._changed:
             if wait_s and not self._changed.wait_for(
-                lambda: self._is_closed or name in self._parts or name == self._text[0], wait_s
+                lambda: self._is_closed or name in self._offered, wait_s
             ):
                 raise TimeoutError
-            if name == self._text[0]:
-                return memoryview(self._text[1])[offset : offset + size]
-            is_file = name in self._files or self._parts.get(name, False)
-            path = self._folder / name
+            found = self._offered.get(name)
             find = self._memory
-        if not is_file:
+        if isinstance(found, bytes):
+            return memoryview(found)[offset : offset + size]
+        if found is None:
             return None if find is None else find(name, offset, size)
         try:
-            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            return os.open(found, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return None
 

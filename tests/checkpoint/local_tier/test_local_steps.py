@@ -111,7 +111,7 @@ def test_what_is_deleted_is_served_no_more(tmp_path: Path) -> None:
         second.save(6)
         second.save(7)
         servers = [manager._catalog.tier._place.meeting.server for manager in second.managers]
-        assert [server.statistics()["parts"] for server in servers] == [2, 2]  # own, and a copy
+        assert [server.statistics()["names"] for server in servers] == [4, 4]  # parts and packs: own, and a copy
 
 
 def test_structure_of_a_step_that_lands_late(
