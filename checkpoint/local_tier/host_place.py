@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from holdfast.multihost.group.runtime import tls_files
-from holdfast.multihost.peers.peer_tls import PeerTls
+from holdfast.multihost.group.runtime import peer_tls
 
 from ..options import Local
 from ..steps.lineage import Lineage, NoLineage
@@ -40,9 +39,7 @@ class HostPlace:
         options = replace(
             store.options, progress=None, check_free_space=False, save_timeout_s=local.timeout_s
         )
-        files = tls_files()
-        tls = None if files is None else PeerTls(*files)
-        meeting = meet(local, store.group, f"{store.messages}/local/meet", tls)
+        meeting = meet(local, store.group, f"{store.messages}/local/meet", peer_tls())
         return cls(
             local=local,
             root=replace(store, storage=HostStorage(path), options=options),

@@ -12,7 +12,7 @@ from typing import Self
 
 from holdfast.coordination.mounts import boot_id
 from holdfast.multihost import Group
-from holdfast.multihost.group.runtime import tls_files
+from holdfast.multihost.group.runtime import peer_tls
 from holdfast.multihost.peers.part_server import PartServer
 from holdfast.multihost.peers.peer_connection import PeerLate, Peers
 from holdfast.multihost.peers.peer_tls import PeerTls
@@ -90,9 +90,8 @@ class GroupPeers:
     def _serve_peers(self) -> str:
         """Starts this process's server; returns its address, "" where there can be none."""
         try:
-            files = tls_files()
-            if files is not None:
-                self._tls = PeerTls(*files)
+            self._tls = peer_tls()
+            if self._tls is not None:
                 self._tls.check()
             secret = bytes.fromhex(self._secret)
             server = PartServer(self._host or own_address(), secret, self._tls)

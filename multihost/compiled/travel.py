@@ -37,7 +37,7 @@ from holdfast.coordination import CoordinationClient, CoordinationError
 from holdfast.coordination.mounts import boot_id
 
 from ..group.group import Group
-from ..group.runtime import host_address, tls_files
+from ..group.runtime import host_address, peer_tls
 from ..instruments import event as count
 from ..peers.part_server import PartServer
 from ..peers.peer_connection import PeerConnection, PeerFailed
@@ -92,8 +92,7 @@ class TravellingPrograms:
         self._client = client
         self._folder = folder
         self._view: Path | None = None
-        files = tls_files()
-        self._tls = None if files is None else PeerTls(*files)
+        self._tls = peer_tls()
         self._secret = secrets.token_bytes(32)  # of this attempt
         self._server: PartServer | None = None
         self._closed = threading.Event()
@@ -263,23 +262,20 @@ def fetch_all(
     for address, secret in servers:
         if not left:
             return
-        lacking = left
-        left = []
         with contextlib.suppress(PeerFailed):
             left_s = min(SILENT_S, end - time.monotonic())
             with PeerConnection(
                 address, bytes.fromhex(secret), tls, timeout_s=max(0.001, left_s)
             ) as peer:
-                for entry in list(lacking):
+                for entry in list(left):
                     try:
                         fetch(peer, entry, folder, end)
-                        lacking.remove(entry)
+                        left.remove(entry)
                     except FileNotFoundError:
                         pass
                     except RefusedEntry as error:
                         _log.warning("%s", error)
                         count("compiled/refused")
-        left = lacking
 
 
 def fetch(peer: PeerConnection, entry: Entry, folder: Path, end: float) -> None:

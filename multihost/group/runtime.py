@@ -15,6 +15,7 @@ from holdfast.coordination.address import address_towards
 
 from ..job import current_job
 from ..parent import spec_of_launcher
+from ..peers.peer_tls import PeerTls
 from ..spec import ProcessSpec
 from .group_client import Client, GroupClient, group_client_of
 
@@ -71,8 +72,8 @@ def host_address() -> str | None:
     return None if coordinator is None else address_towards(coordinator)
 
 
-def tls_files() -> tuple[str, str, str] | None:
-    """Returns certificate, key and authority by which this process reaches its coordinator.
+def peer_tls() -> PeerTls | None:
+    """Returns the files of TLS by which this process reaches its coordinator, and peers each other.
 
     None where it has none, or a relay has them.
     """
@@ -84,7 +85,7 @@ def tls_files() -> tuple[str, str, str] | None:
         for name in ("cert", "key", "ca")
     ]
     cert, key, ca = files
-    return (cert, key, ca) if cert and key and ca else None
+    return PeerTls(cert, key, ca) if cert and key and ca else None
 
 
 def current_client() -> Client:

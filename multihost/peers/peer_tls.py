@@ -19,6 +19,12 @@ from pathlib import Path
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
+def first_certificate(file: str) -> bytes:
+    """Returns the first certificate of a PEM file as DER, b"" where it has none."""
+    found = _CERTIFICATE.search(Path(file).read_text())
+    return ssl.PEM_cert_to_DER_cert(found[0]) if found else b""
+
+
 class BadTlsFiles(OSError):
     """Says which files of TLS cannot be used, and why."""
 
@@ -56,10 +62,7 @@ class PeerTls:
         """
         context = self._context(ssl.PROTOCOL_TLS_SERVER)
         try:
-            found = _CERTIFICATE.search(Path(self.cert).read_text())
-            fingerprint = hashlib.sha256(
-                ssl.PEM_cert_to_DER_cert(found[0]) if found else b""
-            ).digest()
+            fingerprint = hashlib.sha256(first_certificate(self.cert)).digest()
         except (OSError, ValueError) as error:  # it is being renewed
             raise self._error(error) from error
         return (

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import math
 import mmap
 import os
 import re
-import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,18 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib
 from jax._src import compilation_cache, compiler, distributed, xla_bridge
 
 from holdfast.coordination.client.fork import keep_for_ever
 
 from ..errors import StartupFailed
 from ..group.group_client import Deadline
+from ..peers.peer_tls import first_certificate
 from ..spec import ProcessSpec
 
 # The agent ends its process when the coordinator is silent for so long. Our client decides about
 # that instead, so the agent never gets to it.
 _HEARTBEAT_S = 86400
-_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 # Among alternative names in DER: the tag, and the length of what follows.
 _URI = re.compile(rb"\x86\x81?(.)", re.DOTALL)
 _WRITE = "_cache_write"  # of jax's compiler: writes an entry of the compilation cache
@@ -172,8 +171,7 @@ def _names_process(certificate: str, process_id: int) -> bool:
 
     The coordinator decides about it.
     """
-    pem = _CERTIFICATE.search(Path(certificate).read_text())
-    der = ssl.PEM_cert_to_DER_cert(pem[0]) if pem else b""
+    der = first_certificate(certificate)
     wanted = re.compile(rb"(?:holdfast:|spiffe://[^/]+/(?:.+/)?holdfast/)process/%d" % process_id)
     uris = (der[tag.end() : tag.end() + tag[1][0]] for tag in _URI.finditer(der))
     return any(wanted.fullmatch(uri) for uri in uris)
@@ -191,9 +189,7 @@ def set_collective_timeout(timeout_s: float) -> None:
 
 
 def _jaxlib_knows(flag: str) -> bool:
-    package = importlib.util.find_spec("jaxlib")
-    folders = package.submodule_search_locations if package else None
-    libraries = [library for folder in folders or () for library in Path(folder).glob("*.so")]
+    libraries = Path(jaxlib.__file__).parent.glob("*.so")
     # The largest library has the flags.
     for library in sorted(libraries, key=lambda path: -path.stat().st_size):
         with (

@@ -111,7 +111,8 @@ def test_what_is_deleted_is_served_no_more(tmp_path: Path) -> None:
         second.save(6)
         second.save(7)
         servers = [manager._catalog.tier._place.meeting.server for manager in second.managers]
-        assert [server.statistics()["names"] for server in servers] == [4, 4]  # parts and packs: own, and a copy
+        names = [server.statistics()["names"] for server in servers]
+        assert names == [4, 4]  # a part and its pack: own, and a copy
 
 
 def test_structure_of_a_step_that_lands_late(

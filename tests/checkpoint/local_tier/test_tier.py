@@ -786,9 +786,9 @@ def test_tls_on_some_processes_alone_turns_the_tier_off(
 ) -> None:
     """Those with it would not hear those without."""
     pems = Authority(tmp_path, "ours").issue("own")
-    files = iter([(pems.cert, pems.key, pems.ca), None])
+    files = iter([PeerTls(pems.cert, pems.key, pems.ca), None])
     monkeypatch.setattr(
-        host_place, "tls_files", lambda: next(files)
+        host_place, "peer_tls", lambda: next(files)
     )  # the threads of one process have one environment
     with job(root, hosts[:2]) as first:
         assert all(

@@ -12,7 +12,8 @@ import pytest
 
 import holdfast.multihost as multihost
 from holdfast.multihost.group.group_client import forget_group_client
-from holdfast.multihost.group.runtime import current_group_client, tls_files
+from holdfast.multihost.group.runtime import current_group_client, peer_tls
+from holdfast.multihost.peers.peer_tls import PeerTls
 from holdfast.multihost.job import current_job
 
 
@@ -70,11 +71,11 @@ def test_the_client_that_was_set_is_everybodys(client: Any) -> None:
 
 def test_the_tls_files_reach_the_coordinator(client: Any) -> None:
     """Of the launcher's word, all three or none; without one those that jax was told."""
-    assert tls_files() is None
+    assert peer_tls() is None
     spec = multihost.ProcessSpec(
         process_id=0, num_processes=1, coordinator="127.0.0.1:1", tls_ca="ca"
     )
     current_job().join(client, replace(spec, tls_cert="cert", tls_key="key"))
-    assert tls_files() == ("cert", "key", "ca")
+    assert peer_tls() == PeerTls("cert", "key", "ca")
     current_job().join(client, spec)
-    assert tls_files() is None
+    assert peer_tls() is None
