@@ -68,35 +68,33 @@ def proof(secret: bytes, role: bytes, nonces: bytes, fingerprint: bytes = b"") -
     return hmac.digest(secret, MAGIC + role + nonces + fingerprint, "sha256")
 
 
-def receive(connection: socket.socket, buffers: list[memoryview], timeout_s: float) -> None:
-    """Fills the buffers from a connection. Raises OSError where it ends before, TimeoutError after
-    `timeout_s` for all of it.
+def receive(connection: socket.socket, buffer: memoryview, timeout_s: float) -> None:
+    """Fills a buffer of bytes from a connection. Raises OSError where it ends before, TimeoutError
+    after `timeout_s` for all of it.
 
     The time is counted in slices: a process that was stopped meanwhile has waited for one.
     """
     left_s = timeout_s
     slice_s = timeout_s / SLICES
-    for buffer in buffers:
-        raw = buffer.cast("B") if buffer.nbytes else buffer
-        while raw.nbytes:
-            connection.settimeout(max(0.001, min(slice_s, left_s)))
-            began_s = time.monotonic()
-            try:
-                got = connection.recv_into(raw)
-            except TimeoutError:
-                if left_s <= slice_s:
-                    raise
-            else:
-                if not got:
-                    raise ConnectionResetError("it has closed the connection")
-                raw = raw[got:]
-            left_s -= min(slice_s, time.monotonic() - began_s)
+    while buffer.nbytes:
+        connection.settimeout(max(0.001, min(slice_s, left_s)))
+        began_s = time.monotonic()
+        try:
+            got = connection.recv_into(buffer)
+        except TimeoutError:
+            if left_s <= slice_s:
+                raise
+        else:
+            if not got:
+                raise ConnectionResetError("it has closed the connection")
+            buffer = buffer[got:]
+        left_s -= min(slice_s, time.monotonic() - began_s)
 
 
 def receive_bytes(connection: socket.socket, size: int, timeout_s: float) -> bytes:
     """Returns so many bytes from a connection; raises as `receive`."""
     data = bytearray(size)
-    receive(connection, [memoryview(data)], timeout_s)
+    receive(connection, memoryview(data), timeout_s)
     return bytes(data)
 
 

@@ -48,10 +48,6 @@ class PeerLate(PeerFailed):
     """Says that a peer does not have yet what it was asked for. The connection stays of use."""
 
 
-class _NotYet(OSError):
-    """What a peer answers that does not have it yet."""
-
-
 class PeerConnection(Closing):
     """A connection to the part server of one peer, for one thread at a time. After an error it is
     of no more use. A context manager.
@@ -120,7 +116,7 @@ class PeerConnection(Closing):
             for buffer in buffers:
                 data = buffer.cast("B")[:size] if size else buffer[:0]
                 for at in range(0, data.nbytes, PIECE_BYTES):
-                    receive(self._socket, [data[at : at + PIECE_BYTES]], timeout_s)
+                    receive(self._socket, data[at : at + PIECE_BYTES], timeout_s)
                 size -= data.nbytes
             return got
 
@@ -139,7 +135,8 @@ class PeerConnection(Closing):
         self._socket.sendall(REQUEST.pack(len(encoded), wait_ms, offset, size) + encoded)
         status, found = map(int, ANSWER.unpack(self._receive(ANSWER.size)))
         if status == LATE:
-            raise _NotYet("it was not published in time")
+            why = f"could not give {name}: it was not published in time"
+            raise PeerLate(errno.EIO, f"the part server at {self.address} {why}")
         if status == ABSENT and not found:
             raise FileNotFoundError(errno.ENOENT, "it has no such part or file")
         if status != THERE or found > size:
@@ -152,25 +149,19 @@ class PeerConnection(Closing):
     def _errors(self, what: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:
+        except (FileNotFoundError, PeerLate):
             raise
         except (OSError, ValueError) as error:
             why = "it was silent for too long" if isinstance(error, TimeoutError) else str(error)
-            raise _kind_of(error)(
+            has_closed = isinstance(error, ConnectionError | ssl.SSLEOFError)
+            kind = PeerClosed if has_closed else PeerFailed
+            raise kind(
                 errno.EIO, f"the part server at {self.address} could not {what}: {why}"
             ) from error
 
     def close(self) -> None:
         """Closes the connection. Idempotent."""
         self._socket.close()
-
-
-def _kind_of(error: Exception) -> type[PeerFailed]:
-    if isinstance(error, _NotYet):
-        return PeerLate
-    if isinstance(error, ConnectionError | ssl.SSLEOFError):
-        return PeerClosed
-    return PeerFailed
 
 
 class Peers(Closing):

@@ -14,7 +14,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from jax._src import distributed, xla_bridge
@@ -82,10 +82,15 @@ class Membership:
         self.relay: Relay | None = None
         self._attempt = attempt
 
-    def relay_to(self, spec: ProcessSpec, credentials: Credentials) -> str:
-        """Starts a relay for jaxlib's agent, and returns the address of the relay."""
+    def route(self, spec: ProcessSpec, credentials: Credentials) -> AgentRoute:
+        """Returns how jaxlib's agent reaches the coordinator: plainly, by TLS, or by a relay, which
+        is started.
+        """
+        options = own_tls(spec)
+        if options or credentials.empty:
+            return AgentRoute(spec.coordinator, options)
         self.relay = Relay.spawn(spec.coordinator, credentials, [spec.process_id])
-        return self.relay.address
+        return AgentRoute(self.relay.address)
 
     def leave(self, why: str = "") -> None:
         """Leaves the job; as a failure, where a reason is given."""
@@ -275,7 +280,7 @@ def _join(
     set_collective_timeout(collective_s or client.heartbeat_timeout_s)
     lost = ended_by_loss(group_client, spec, credentials, deadline)
     with lost, _own_name_resolves(spec):
-        route = _route_for_jax(member, spec, credentials)
+        route = member.route(spec, credentials)
         folder = keep_compiled()
         start_jax(spec, route, discovered.devices, deadline, shutdown_timeout_s=timeouts.shutdown_s)
         initialize_ids(client=client, timeout_s=deadline.remaining_s())
@@ -311,16 +316,6 @@ def _own_name_resolves(spec: ProcessSpec) -> Iterator[None]:
                 processes=(spec.process_id,),
             ) from error
         raise
-
-
-def _route_for_jax(member: Membership, spec: ProcessSpec, credentials: Credentials) -> AgentRoute:
-    """Returns how jaxlib's agent reaches the coordinator: plainly, by TLS, or by a relay."""
-    if credentials.empty:
-        return AgentRoute(spec.coordinator)
-    options = own_tls(spec)
-    if options:
-        return AgentRoute(spec.coordinator, options)
-    return AgentRoute(member.relay_to(spec, credentials))
 
 
 def _connect(
@@ -379,22 +374,19 @@ class Arrivals:
     """
 
     def __init__(self, num_processes: int, counted_by: str) -> None:
+        self.missing = tuple(range(num_processes))
         self._num_processes = num_processes
         self._counted_by = counted_by
         self._is_over = threading.Event()
-        self._here: frozenset[int] = frozenset()
         self._logged: int | None = None  # how many were missing in the latest line
         self._lock = threading.Lock()
 
-    @property
-    def missing(self) -> tuple[int, ...]:
-        return tuple(process for process in range(self._num_processes) if process not in self._here)
-
     def __str__(self) -> str:
-        return arrival_line(self._here, self._num_processes)
+        return arrival_line(self.missing, self._num_processes)
 
     def update(self, processes: Sequence[ProcessInfo]) -> None:
-        self._set(frozenset(process.process_id for process in processes if process.alive))
+        here = {process.process_id for process in processes if process.alive}
+        self._set(tuple(each for each in range(self._num_processes) if each not in here))
 
     def warn_late(self) -> None:
         """Logs that the start takes long, if it does, and who says how many processes there are."""
@@ -406,14 +398,14 @@ class Arrivals:
         self._is_over.set()
 
     def all_arrived(self) -> None:
-        self._set(frozenset(range(self._num_processes)))
+        self._set(())
 
-    def _set(self, here: frozenset[int]) -> None:
+    def _set(self, missing_now: tuple[int, ...]) -> None:
         with self._lock:
-            if here == self._here or len(self._here) == self._num_processes:
+            if not self.missing or missing_now == self.missing:
                 return
-            self._here = here
-            missing = self._num_processes - len(here)
+            self.missing = missing_now
+            missing = len(missing_now)
             before = self._logged
             if before is not None and before < 2 * missing and missing < 2 * before:
                 return
@@ -426,14 +418,13 @@ MAX_NAMED = 40
 """A line names at most this many processes: a job may have ten thousand."""
 
 
-def arrival_line(here: Collection[int], num_processes: int) -> str:
+def arrival_line(missing: Sequence[int], num_processes: int) -> str:
     """Returns how far a start is, such as "3 of 4 processes, waiting for 2"."""
-    missing = [str(process) for process in range(num_processes) if process not in here]
-    named = missing[:MAX_NAMED]
+    named = list(map(str, missing[:MAX_NAMED]))
     if len(missing) > MAX_NAMED:
         named.append(f"and {len(missing) - MAX_NAMED} more")
     waiting = f", waiting for {', '.join(named)}" if named else ""
-    return f"{len(here):,} of {counted(num_processes, 'process')}{waiting}"
+    return f"{num_processes - len(missing):,} of {counted(num_processes, 'process')}{waiting}"
 
 
 def _give_up(why: str) -> None:

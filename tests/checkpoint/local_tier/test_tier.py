@@ -37,6 +37,7 @@ from holdfast.checkpoint.local_tier.local_steps import LocalSteps
 from holdfast.checkpoint.local_tier.part_copier import Throttle
 from holdfast.checkpoint.local_tier.parts import Part
 from holdfast.checkpoint.saving.stager import SaveOrder
+from holdfast.multihost.peers.peer_tls import PeerTls
 from tests.support.local_hosts import Job, is_state, job, state
 from tests.support.processes import wait_until
 from tests.support.tls import Authority

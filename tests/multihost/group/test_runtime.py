@@ -13,8 +13,8 @@ import pytest
 import holdfast.multihost as multihost
 from holdfast.multihost.group.group_client import forget_group_client
 from holdfast.multihost.group.runtime import current_group_client, peer_tls
-from holdfast.multihost.peers.peer_tls import PeerTls
 from holdfast.multihost.job import current_job
+from holdfast.multihost.peers.peer_tls import PeerTls
 
 
 @pytest.fixture
