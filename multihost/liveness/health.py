@@ -32,11 +32,6 @@ def health() -> Health:
     return current_group_client().peers.keep_lives()
 
 
-def lost_tasks(group_client: GroupClient) -> list[int]:
-    """Returns the task ids of a client's processes whose lives are known to have ended."""
-    return [group_client.task(process) for process in group_client.peers.failed()]
-
-
 def live_processes(
     processes: Collection[int] | None = None, *, timeout_s: float | None = None
 ) -> dict[int, int]:

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -88,25 +88,25 @@ class Preemption:
         process_id: int,
         tasks: Sequence[int],
         timeout_s: float = 60.0,
-        lost: Callable[[], Collection[int]] = tuple,
     ) -> None:
         """Becomes one of the sync points of `tasks`.
 
         What it was notified of before is everybody's from here on.
         """
+        group_client = group_client_of(client)
         sync = SyncPoint(
             client,
             "preemption",
             process_id=process_id,
             tasks=tasks,
             timeout_s=timeout_s,
-            lost=lost,
+            lost=group_client.lost_tasks_now,
             on_change=self._on_change,
         )
         with self._joining:
             alone = self._sync
             self._sync = sync
-            self._group_client = group_client_of(client)
+            self._group_client = group_client
             self._process_id = process_id
             self._lowest = min(tasks)
             self._published = None
@@ -382,13 +382,12 @@ def start(
     *,
     sources: Sequence[Source] | None = None,
     timeout_s: float = 60.0,
-    lost: Callable[[], Collection[int]] = tuple,
 ) -> Preemption:
     """Starts the preemption sync point of this process, or has the one that runs join `client`.
 
     `initialize()` calls it, from the main thread. `process_id` is the task id, `sources` come on
     top of those that run, and default to those that fit this machine (`default_sources`) where none
-    runs; `lost()` gives dead tasks.
+    runs.
     """
     job = current_job()
     with job.lock:
@@ -407,7 +406,6 @@ def start(
                 process_id=process_id,
                 tasks=range(num_processes),
                 timeout_s=timeout_s,
-                lost=lost,
             )
         return running
 

@@ -28,7 +28,6 @@ from ..closing import Closing
 from ..group.group import ClusterGroup, Group
 from ..group.group_client import Client, Deadline, GroupClient, group_client_of
 from ..job import current_job
-from ..liveness.health import lost_tasks
 from .step_agreement_core import Answer, StepLog, agreed_step
 
 _log = logging.getLogger(__name__)
@@ -453,5 +452,5 @@ def agree_on_step(group: Group, name: str) -> SyncPoint:
         name,
         process_id=tasks[group.index],
         tasks=tasks,
-        lost=lambda: lost_tasks(group_client),
+        lost=lambda: [group_client.task(process) for process in group_client.peers.failed()],
     )

@@ -276,7 +276,7 @@ def _join(
     if spec.num_slices > 1:
         client.report(num_slices=spec.num_slices)
     group_client = group_client_of(client)
-    preemption.start(client, spec.process_id, spec.num_processes, lost=group_client.lost_tasks_now)
+    preemption.start(client, spec.process_id, spec.num_processes)
     set_collective_timeout(collective_s or client.heartbeat_timeout_s)
     lost = ended_by_loss(group_client, spec, credentials, deadline)
     with lost, _own_name_resolves(spec):

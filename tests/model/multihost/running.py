@@ -158,7 +158,6 @@ class Run:
             process.count,
             sources=(),
             timeout_s=TIME_S,
-            lost=group_client.lost_tasks_now,
         )
         if exchanges:
             mine = ProcessIds(process.index, client.process_id, (process.index,))
