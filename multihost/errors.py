@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from holdfast.coordination import HoldfastError
 
+from .spec import ProcessSpec
+
 
 class JobError(HoldfastError):
     """What ended an attempt of the job. `knob` names the setting that governs it."""
@@ -37,3 +39,8 @@ class Hang(JobError):
 
 class Fatal(JobError):
     """Starting again cannot help. Never retried."""
+
+
+def failed_start(spec: ProcessSpec, why: str) -> StartupFailed:
+    """Returns the error of a process that cannot start as what `spec` says."""
+    return StartupFailed(why, attempt=spec.attempt, processes=(spec.process_id,))

@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from .errors import StartupFailed
+from .errors import failed_start
 from .spec import ProcessSpec
 
 _MARK = "HOLDFAST_JOINED"
@@ -70,14 +70,13 @@ def refuse_child(spec: ProcessSpec) -> None:
     """Raises StartupFailed where a parent of this process has joined as what `spec` says."""
     parent = joined_parent()
     if parent is not None and parent.has_place(spec):
-        raise StartupFailed(
+        raise failed_start(
+            spec,
             f"this process (pid {os.getpid()}) is a child of process {spec.process_id} of job"
             f" {spec.job_id} (pid {parent.pid}), which has joined it, and lives: call initialize()"
             ' under `if __name__ == "__main__":`, where children that multiprocessing starts do not'
             " come by; a child that is a program of its own calls initialize(num_processes=1), or"
             " none",
-            attempt=spec.attempt,
-            processes=(spec.process_id,),
         )
 
 

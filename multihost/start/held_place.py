@@ -15,7 +15,7 @@ import sys
 import time
 from contextlib import suppress
 
-from ..errors import StartupFailed
+from ..errors import StartupFailed, failed_start
 from ..spec import ProcessSpec
 
 _ENDING_S = 5.0  # for a process that is about to be gone
@@ -62,11 +62,10 @@ def _pid_at(address: str) -> int:
 
 
 def _taken(spec: ProcessSpec, pid: int) -> StartupFailed:
-    return StartupFailed(
+    return failed_start(
+        spec,
         f"process {spec.process_id} of job {spec.job_id!r}, attempt {spec.attempt}, lives on this"
         f" host already (pid {pid}), and this one (pid {os.getpid()}) says by its environment or"
         " its spec that it is the same: give each process a number of its own, or unset HOLDFAST_*"
         " for a program that is no process of that job",
-        attempt=spec.attempt,
-        processes=(spec.process_id,),
     )

@@ -19,7 +19,7 @@ from jax._src import compilation_cache, compiler, distributed, xla_bridge
 
 from holdfast.coordination.client.fork import keep_for_ever
 
-from ..errors import StartupFailed
+from ..errors import failed_start
 from ..group.group_client import Deadline
 from ..peers.peer_tls import first_certificate
 from ..spec import ProcessSpec
@@ -82,12 +82,11 @@ def start_jax(
     # A platform that has not joined sees a job of one process, and each would train alone.
     count = jax.process_count()
     if count != spec.num_processes:
-        raise StartupFailed(
+        raise failed_start(
+            spec,
             f"{spec.num_processes} processes were asked for, but jax sees {count}: its platform"
             f" {jax.default_backend()!r} has not joined; check JAX_PLATFORMS and, on CPU,"
             " jax_cpu_collectives_implementation",
-            attempt=spec.attempt,
-            processes=(spec.process_id,),
         )
 
 

@@ -35,7 +35,7 @@ from holdfast.coordination.vitals import ENDS_WITH, fill_standard_streams
 
 from ..compiled.folder import keep_compiled
 from ..compiled.travel import TravellingPrograms
-from ..errors import StartupFailed, StartupTimeout
+from ..errors import StartupTimeout, failed_start
 from ..group.group import default_group
 from ..group.group_client import Deadline, forget_group_client, group_client_of
 from ..group.ids import forget_ids, initialize_ids
@@ -309,11 +309,10 @@ def _own_name_resolves(spec: ProcessSpec) -> Iterator[None]:
         try:
             socket.getaddrinfo(name, None)
         except OSError:
-            raise StartupFailed(
+            raise failed_start(
+                spec,
                 f"this host's own name, {name!r}, leads to no address, and jax's processes on CPU"
                 f" meet at it: add it to /etc/hosts, as in '127.0.1.1 {name}'",
-                attempt=spec.attempt,
-                processes=(spec.process_id,),
             ) from error
         raise
 
@@ -339,12 +338,11 @@ def _connect(
         client.connect()
     except CoordinationError as error:
         if error.code == "UNIMPLEMENTED":
-            raise StartupFailed(
+            raise failed_start(
+                spec,
                 f"what listens at {spec.coordinator} is no coordinator of holdfast's: a job of"
                 " jax.distributed's, whose processes would end if this one came to it, or another"
                 " server; let it end, or give this job another address",
-                attempt=spec.attempt,
-                processes=(spec.process_id,),
             ) from error
         if error.code != "DEADLINE_EXCEEDED":
             raise

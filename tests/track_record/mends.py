@@ -547,8 +547,8 @@ MENDS = (
         mended="2026-11-27",
         wrong="Who came to the address of a job of jax.distributed's ended that job, and itself.",
         file="multihost/start/start.py",
-        text='        if error.code == "UNIMPLEMENTED":\n            raise StartupFailed(',
-        instead="        if False:\n            raise StartupFailed(",
+        text='        if error.code == "UNIMPLEMENTED":\n            raise failed_start(',
+        instead="        if False:\n            raise failed_start(",
         found_by="tests/system/test_start.py::test_a_job_of_jaxs_own_is_not_come_to",
     ),
     Mend(
