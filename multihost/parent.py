@@ -9,34 +9,18 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 
 from .errors import failed_start
-from .spec import ProcessSpec
+from .spec import ProcessSpec, place_of
 
 _MARK = "HOLDFAST_JOINED"
-
-
-@dataclass(frozen=True)
-class JoinedProcess:
-    """A process, and the place that it has in a job. `born` tells apart processes of one pid."""
-
-    pid: int
-    born: str
-    job_id: str
-    attempt: int
-    process_id: int
-    coordinator: str
-
-    def has_place(self, spec: ProcessSpec) -> bool:
-        """Returns whether `spec` is this process's place."""
-        return self == _joined(self.pid, self.born, spec)
 
 
 def mark_children(spec: ProcessSpec) -> None:
     """Has the children that this process starts from now on know who it is."""
     pid = os.getpid()
-    os.environ[_MARK] = json.dumps(asdict(_joined(pid, _born(pid), spec)))
+    # The pid may be another's later.
+    os.environ[_MARK] = json.dumps([pid, _born(pid), place_of(spec)])
 
 
 def unmark_children() -> None:
@@ -44,15 +28,15 @@ def unmark_children() -> None:
     os.environ.pop(_MARK, None)
 
 
-def joined_parent() -> JoinedProcess | None:
-    """Returns the process that has started this one, directly or by others, after it had joined its
-    job. None where there is none, or it has ended.
+def joined_parent(spec: ProcessSpec) -> int | None:
+    """Returns the pid of the process that has started this one, directly or by others, after it had
+    joined its job as what `spec` says. None where there is none, or it has ended.
     """
     with suppress(ValueError, TypeError):  # not ours
-        parent = JoinedProcess(**json.loads(os.environ.get(_MARK, "null") or "null"))
+        pid, born, place = json.loads(os.environ.get(_MARK) or "null")
         # A program that replaces itself (exec) keeps its pid and its environment.
-        if parent.pid != os.getpid() and "" != parent.born == _born(parent.pid):
-            return parent
+        if pid != os.getpid() and "" != born == _born(pid) and place == place_of(spec):
+            return int(pid)
     return None
 
 
@@ -62,28 +46,21 @@ def spec_of_launcher() -> ProcessSpec | None:
     None without a launcher of ours, and in a child of the process that the environment speaks of.
     """
     spec = ProcessSpec.from_env(os.environ)
-    parent = joined_parent()
-    return None if spec is None or (parent is not None and parent.has_place(spec)) else spec
+    return None if spec is None or joined_parent(spec) is not None else spec
 
 
 def refuse_child(spec: ProcessSpec) -> None:
     """Raises StartupFailed where a parent of this process has joined as what `spec` says."""
-    parent = joined_parent()
-    if parent is not None and parent.has_place(spec):
+    pid = joined_parent(spec)
+    if pid is not None:
         raise failed_start(
             spec,
             f"this process (pid {os.getpid()}) is a child of process {spec.process_id} of job"
-            f" {spec.job_id} (pid {parent.pid}), which has joined it, and lives: call initialize()"
+            f" {spec.job_id} (pid {pid}), which has joined it, and lives: call initialize()"
             ' under `if __name__ == "__main__":`, where children that multiprocessing starts do not'
             " come by; a child that is a program of its own calls initialize(num_processes=1), or"
             " none",
         )
-
-
-def _joined(pid: int, born: str, spec: ProcessSpec) -> JoinedProcess:
-    return JoinedProcess(
-        pid, born, spec.job_id, spec.attempt, spec.process_id, coordinator=spec.coordinator
-    )
 
 
 def _born(pid: int) -> str:

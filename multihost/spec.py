@@ -172,6 +172,11 @@ class ProcessSpec:
         return lines
 
 
+def place_of(spec: ProcessSpec) -> list[str | int]:
+    """Returns what no two processes that live have in common."""
+    return [spec.coordinator, spec.job_id, spec.attempt, spec.process_id]
+
+
 # gRPC's: of the last two it reads the first that is set.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _PAST_PROXIES = ("no_grpc_proxy", "no_proxy")

@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 
 from ..errors import StartupFailed, failed_start
-from ..spec import ProcessSpec
+from ..spec import ProcessSpec, place_of
 
 _ENDING_S = 5.0  # for a process that is about to be gone
 _AGAIN_S = 0.1
@@ -31,8 +31,7 @@ class HeldPlace:
 
     def __init__(self, spec: ProcessSpec) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
-        place = [os.getuid(), spec.coordinator, spec.job_id, spec.attempt, spec.process_id]
-        digest = hashlib.sha256(json.dumps(place).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps([os.getuid(), *place_of(spec)]).encode()).hexdigest()
         address = f"\0holdfast-place-{digest}"
         deadline = time.monotonic() + _ENDING_S
         while sys.platform == "linux":

@@ -57,7 +57,7 @@ def test_a_child_does_not_have_its_parents_place(parent: subprocess.Popen[str]) 
         refuse_child(spec)
     parent.kill()
     os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie
-    assert joined_parent() is None
+    assert joined_parent(SPEC) is None
     parent.wait()
     refuse_child(SPEC)
     assert launched_spec() == unjoined_spec() == SPEC
@@ -67,19 +67,17 @@ def test_a_process_is_not_its_own_parent(monkeypatch: pytest.MonkeyPatch) -> Non
     """Neither one that replaces itself by another program, nor one of a former life of its pid."""
     monkeypatch.setenv("HOLDFAST_JOINED", "")
     mark_children(SPEC)
-    assert joined_parent() is None
+    assert joined_parent(SPEC) is None
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    assert joined_parent() is not None
-    monkeypatch.setenv(
-        "HOLDFAST_JOINED", os.environ["HOLDFAST_JOINED"].replace('born": "', 'born": "7')
-    )
-    assert joined_parent() is None
+    assert joined_parent(SPEC) is not None
+    monkeypatch.setenv("HOLDFAST_JOINED", os.environ["HOLDFAST_JOINED"].replace(', "', ', "7', 1))
+    assert joined_parent(SPEC) is None
     unmark_children()
-    assert joined_parent() is None
+    assert joined_parent(SPEC) is None
 
 
-@pytest.mark.parametrize("mark", ["", "x", "[]", "{}", '{"pid": 1}'])
+@pytest.mark.parametrize("mark", ["", "x", "[]", "{}", "[1]", '[1, "", []]', '[[], "7", 1]'])
 def test_a_mark_of_somebody_else_says_nothing(monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
     """What is not ours is passed over."""
     monkeypatch.setenv("HOLDFAST_JOINED", mark)
-    assert joined_parent() is None
+    assert joined_parent(SPEC) is None

@@ -537,7 +537,7 @@ MENDS = (
         mended="2026-11-27",
         wrong="A data worker that called initialize() took its parent's place, and the job died.",
         file="multihost/parent.py",
-        text="    if parent is not None and parent.has_place(spec):",
+        text="    if pid is not None:",
         instead="    if False:",
         found_by="tests/multihost/test_parent.py::test_a_child_does_not_have_its_parents_place",
     ),
