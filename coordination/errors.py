@@ -41,18 +41,6 @@ class HoldfastError(Exception):
         """
         return str(self.args[0]) if self.args else ""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__)
-
-
-def _rebuild(
-    cls: type[HoldfastError], args: tuple[Any, ...], facts: dict[str, Any]
-) -> HoldfastError:
-    error = cls.__new__(cls, *args)
-    error.args = args
-    error.__dict__.update(facts)
-    return error
-
 
 class CoordinationError(HoldfastError):
     """Says that the coordination service refused or failed a call.

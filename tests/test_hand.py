@@ -23,7 +23,7 @@ MOST: dict[str, dict[str, int]] = {
         "positional_calls": 0,
         "parameters": 6,
         "globals": 1,
-        "outside_assignments": 44,
+        "outside_assignments": 43,
         "wide_lines": 2,
     },
     "tests": {
@@ -37,8 +37,8 @@ MOST: dict[str, dict[str, int]] = {
 # Tokens by room, in thousands. Who has given some back lowers its number; to raise one is a
 # decision, which its commit explains.
 MOST_TOKENS = {
-    "coordination": 73.8,
-    "multihost": 47.1,
+    "coordination": 73.7,
+    "multihost": 48.3,
     "checkpoint": 198.0,
     "launch": 48.3,
     "compat": 35.6,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import threading
@@ -213,9 +214,9 @@ class Connection:
     def _require_transport(self) -> SessionTransport:
         # Each thread raises a copy: several tracebacks in one error would grow into each other.
         if self._over is not None:
-            raise _copy_of(self._over)
+            raise copy.copy(self._over)
         if self._transport is None or self._stop.is_set():
-            raise _copy_of(CLOSED)
+            raise copy.copy(CLOSED)
         return self._transport
 
     def _after_break(
@@ -449,12 +450,3 @@ class Connection:
         counts = {name: self._counts[name] for name in ("calls", "breaks", "reconnects")}
         return counts | {"silent_s": time.monotonic() - self._answered_at}
 
-
-def _copy_of(error: CoordinationError) -> CoordinationError:
-    """Returns a copy of an error that several threads raise, so that their tracebacks stay
-    apart.
-    """
-    build, arguments = error.__reduce__()
-    copy = build(*arguments)
-    assert isinstance(copy, CoordinationError)
-    return copy
