@@ -30,14 +30,14 @@ MOST: dict[str, dict[str, int]] = {
         "parallel": 14,
         "nested_conditionals": 5,
         "effect_statements": 16,
-        "positional_calls": 59,
+        "positional_calls": 58,
     },
 }
 
 # Tokens by room, in thousands. Who has given some back lowers its number; to raise one is a
 # decision, which its commit explains.
 MOST_TOKENS = {
-    "coordination": 73.7,
+    "coordination": 73.1,
     "multihost": 48.3,
     "checkpoint": 198.0,
     "launch": 48.3,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
@@ -11,17 +11,8 @@ from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
 
 from ..errors import BarrierTimeout, CoordinationError, ProcessLost
-from ..names import BARRIER_ERROR_TYPE, MISMATCH_TYPE, MISSING_TYPE
+from ..names import BARRIER_ERROR_TYPE, MISSING_TYPE
 from ..task_bits import bits_from, tasks_of
-
-
-class Method(NamedTuple):
-    """The messages of one call, and whether its second sending does no more than the first."""
-
-    request: Any
-    response: Any
-    idempotent: bool = True
-
 
 _METHODS = (
     "RegisterTask",
@@ -34,24 +25,18 @@ _METHODS = (
     "TryGetKeyValue",
     "GetKeyValueDir",
     "DeleteKeyValue",
+    "InsertKeyValue",  # the client reads the key back
+    "IncrementKeyValue",
 )
-_ONCE = ("InsertKeyValue", "IncrementKeyValue")
-"""Methods whose second sending would do more than the first. InsertKeyValue is none of them with
-allow_overwrite; without it, the client reads the key back to learn whether the first sending had
-arrived. An increment whose answer is lost fails.
-"""
-_OWN_METHODS = ("Report", "ReportError", "SetKeys", "Stacks")
+_OWN_METHODS = ("Report", "ReportError", "SetKeys")
 
+RESPONSES: dict[str, Any] = {name: getattr(pb, f"{name}Response") for name in _METHODS}
+"""What each method is answered with."""
+RESPONSES |= {name: getattr(spb, f"{name}Response") for name in _OWN_METHODS}
+RESPONSES["GetAliveTasks"] = spb.LivingTasks
 
-def _method(messages: Any, name: str, *, idempotent: bool = True) -> Method:
-    request = getattr(messages, f"{name}Request")
-    return Method(request, getattr(messages, f"{name}Response"), idempotent)
-
-
-METHODS = {name: _method(pb, name) for name in _METHODS}
-METHODS |= {name: _method(pb, name, idempotent=False) for name in _ONCE}
-METHODS |= {name: _method(spb, name) for name in _OWN_METHODS}
-METHODS["GetAliveTasks"] = Method(pb.GetAliveTasksRequest, spb.LivingTasks)
+ONCE = frozenset({"IncrementKeyValue"})
+"""Methods whose second sending would do more than the first: one whose answer is lost fails."""
 
 _GATHERINGS = {
     pb.RegisterTaskRequest: "connect",
@@ -93,8 +78,6 @@ def make_error(
         error = CoordinationError(message, code=code)
     if (barrier := payloads.get(BARRIER_ERROR_TYPE)) is not None:
         error.__dict__["_barrier_counter"] = pb.BarrierError.FromString(barrier).counter
-    if MISMATCH_TYPE in payloads:
-        error.__dict__["_service_mismatch"] = True
     return error
 
 
@@ -120,8 +103,3 @@ def barrier_counter(error: CoordinationError) -> int | None:
     """
     counter = error.__dict__.get("_barrier_counter")
     return counter if isinstance(counter, int) else None
-
-
-def is_service_mismatch(error: CoordinationError) -> bool:
-    """Returns whether the service answered that it is not the one that this client joined."""
-    return "_service_mismatch" in error.__dict__

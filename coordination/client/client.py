@@ -8,6 +8,8 @@ and retries; session.py carries the calls.
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 import socket
 import threading
 import warnings
@@ -29,7 +31,7 @@ from ..task_bits import bits_of, bytes_of
 from .answers import barrier_counter
 from .connection import Connection
 from .processes import ProcessInfo, ProcessWatch
-from .session import ANSWER_GRACE_S, Identity
+from .session import ANSWER_GRACE_S
 
 MOST_COUNTERS = 2 * Limits().barriers_kept
 """Barriers whose calls a client counts. One that so many were used after is forgotten by the
@@ -83,12 +85,14 @@ class CoordinationClient:
         self._watch = ProcessWatch()
         self._connection = Connection(
             address,
-            Identity(
-                process_id,
+            spb.Open(
+                process_id=process_id,
                 num_processes=count,
                 job=job.name,
                 attempt=job.attempt,
                 host=socket.gethostname() if host is None else host,
+                pid=os.getpid(),
+                incarnation=secrets.randbits(63) | 1,
             ),
             credentials=credentials or Credentials(),
             heartbeat_timeout_s=timeouts.heartbeat_s,
@@ -226,8 +230,6 @@ class CoordinationClient:
             service_counter = barrier_counter(error)
             if service_counter is not None:
                 self._counters[barrier_id] = service_counter
-            if error.code == "DEADLINE_EXCEEDED":
-                raise _barrier_timeout(barrier_id, error) from error
             raise
         self._counters[barrier_id] = response.counter
         self._barriers_passed += 1
@@ -286,11 +288,7 @@ class CoordinationClient:
         deadline = self._deadline(timeout_s)
         try:
             self._connection.call(
-                "InsertKeyValue",
-                request,
-                deadline,
-                idempotent=True,
-                on_retry=lambda: retries.append(None),
+                "InsertKeyValue", request, deadline, on_retry=lambda: retries.append(None)
             )
         except CoordinationError as error:
             # The first sending may have arrived though its answer did not: then the key is ours.
@@ -398,12 +396,7 @@ class CoordinationClient:
         most_s = self._timeouts.rpc_s if timeout_s is None else timeout_s
         # The answer that names the missing comes when the time is over, not before.
         deadline = Deadline(most_s + ANSWER_GRACE_S)
-        try:
-            response = self._call_among("GetAliveTasks", request, process_ids, deadline)
-        except CoordinationError as error:
-            if error.code == "DEADLINE_EXCEEDED":
-                raise _barrier_timeout("live", error) from error
-            raise
+        response = self._call_among("GetAliveTasks", request, process_ids, deadline)
         lives = spb.Lives.FromString(zlib.decompress(response.packed)).lives
         return {process_id: life for process_id, life in enumerate(lives) if life}
 
@@ -468,13 +461,22 @@ class CoordinationClient:
     def _call_among(
         self, method: str, request: Any, process_ids: Sequence[int], deadline: Deadline
     ) -> Any:
-        """Makes a call about processes: they are listed, or sent as bits where they are many."""
+        """Makes a call about processes: they are listed, or sent as bits where they are many.
+
+        Raises BarrierTimeout where its time is over, also where nobody has answered.
+        """
         participants = _packed(process_ids)
         if process_ids and not participants:
             request.task_ids[:] = process_ids
-        return self._connection.call(
-            method, request, deadline, grace_s=ANSWER_GRACE_S, participants=participants
-        )
+        try:
+            return self._connection.call(
+                method, request, deadline, grace_s=ANSWER_GRACE_S, participants=participants
+            )
+        except CoordinationError as error:
+            if error.code != "DEADLINE_EXCEEDED" or isinstance(error, BarrierTimeout):
+                raise
+            name = getattr(request, "barrier_id", "live")
+            raise BarrierTimeout(error.message, name=name) from error
 
     def _call(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
         return self._connection.call(method, request, self._deadline(timeout_s))
@@ -498,9 +500,3 @@ def _check(**arguments: tuple[object, type]) -> None:
     for name, (value, kind) in arguments.items():
         if not isinstance(value, kind):
             raise TypeError(f"{name} must be {kind.__name__}, found {type(value).__name__}")
-
-
-def _barrier_timeout(barrier_id: str, error: CoordinationError) -> BarrierTimeout:
-    if isinstance(error, BarrierTimeout):
-        return error
-    return BarrierTimeout(error.message, name=barrier_id)

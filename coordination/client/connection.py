@@ -19,7 +19,7 @@ from ..deadline import Deadline
 from ..errors import CoordinationError, CoordinatorLost, ProcessLost
 from ..limits import HEARTBEATS_PER_TIMEOUT
 from ..names import on_the_wire
-from .answers import METHODS, is_service_mismatch
+from .answers import ONCE
 from .fork import abandon_in_children
 from .processes import ProcessInfo, ProcessWatch, tasks_in
 from .retry import (
@@ -28,13 +28,7 @@ from .retry import (
     first_reconnect_s,
     why_unreachable,
 )
-from .session import (
-    ANSWER_GRACE_S,
-    Identity,
-    SessionTransport,
-    TransportError,
-    without_memory,
-)
+from .session import ANSWER_GRACE_S, SessionTransport, TransportError
 
 log = logging.getLogger("holdfast.coordination")
 
@@ -72,7 +66,7 @@ class Connection:
     def __init__(
         self,
         address: str,
-        identity: Identity,
+        identity: spb.Open,
         *,
         credentials: Credentials,
         heartbeat_timeout_s: float | None,
@@ -177,7 +171,6 @@ class Connection:
         deadline: Deadline,
         *,
         grace_s: float = 0.0,
-        idempotent: bool = False,
         on_retry: Callable[[], None] | None = None,
         depends_on: Sequence[int] = (),
         participants: bytes = b"",
@@ -185,7 +178,6 @@ class Connection:
         """Sends a call, again after a broken connection where that is safe, until `deadline`.
         Raises CoordinationError.
         """
-        again = idempotent or METHODS[method].idempotent
         self._counts["calls"] += 1
         number = next(self._numbers)
         for pause_s in Backoff().pauses():
@@ -203,7 +195,7 @@ class Connection:
                 self._note_answer()
                 return response
             except TransportError as error:
-                self._after_break(error, deadline, pause_s, method=method, again=again)
+                self._after_break(error, deadline, pause_s, method)
                 if error.sent and on_retry is not None:
                     on_retry()
             except CoordinationError as error:
@@ -220,12 +212,12 @@ class Connection:
         return self._transport
 
     def _after_break(
-        self, error: TransportError, deadline: Deadline, pause_s: float, *, method: str, again: bool
+        self, error: TransportError, deadline: Deadline, pause_s: float, method: str
     ) -> None:
         self._counts["breaks"] += 1
         # A service that was given up meanwhile is the reason of the break, and says more than it.
         self._require_transport()
-        if error.sent and not again:
+        if error.sent and method in ONCE:
             what = (
                 f"the connection to {self._address} broke during {method}: it may or may not have"
                 " been applied"
@@ -237,11 +229,7 @@ class Connection:
         self._stop.wait(pause_s)
 
     def _after_answer(self, error: CoordinationError) -> None:
-        if self._over is not None or self._stop.is_set():
-            self._require_transport()
-        if is_service_mismatch(error):
-            self._lose(without_memory(self._address))
-            self._require_transport()
+        self._require_transport()
         if error.code != "DEADLINE_EXCEEDED":
             self._note_answer()
 
@@ -293,15 +281,12 @@ class Connection:
         transport = self._transport
         assert transport is not None
         try:
-            transport.heartbeat(Deadline(timeout_s))
+            transport.call("Heartbeat", pb.HeartbeatRequest(), Deadline(timeout_s))
             self._note_answer()
             return True
         except TransportError:
             return self._rejoin(transport)
         except CoordinationError as error:
-            if is_service_mismatch(error):
-                self._lose(without_memory(self._address))
-                return False
             # A stopped coordinator whose clients connected again and again would meet thousands
             # of dead connections first, once it goes on. So the open one is kept.
             address = transport.service_address
@@ -375,7 +360,7 @@ class Connection:
     def _on_delta(self, delta: spb.Delta) -> None:
         self._note_answer()
         tasks = tasks_in(delta)
-        self._watch.apply(tasks, full=delta.full)
+        self._watch.apply(tasks)
         for task in tasks:
             if task.info.state == pb.ERROR:
                 self._notify_lost(task)
@@ -449,4 +434,3 @@ class Connection:
         """Returns counts, and the seconds since the service last answered."""
         counts = {name: self._counts[name] for name in ("calls", "breaks", "reconnects")}
         return counts | {"silent_s": time.monotonic() - self._answered_at}
-

@@ -4,7 +4,6 @@ changes.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 import zlib
@@ -75,7 +74,6 @@ class ProcessWatch:
         self._notifying = threading.RLock()  # one list at a time, in order of versions
         self._table: dict[int, ProcessInfo] = {}
         self._unread: dict[int, spb.Task] = {}
-        self._unread_is_full = False  # it begins with a complete list
         self._listeners: dict[object, Listener] = {}
 
     def add(self, listener: Listener) -> Callable[[], None]:
@@ -95,67 +93,44 @@ class ProcessWatch:
     def _remove(self, key: object) -> None:
         self._listeners.pop(key, None)
 
-    def apply(self, tasks: Iterable[spb.Task], *, full: bool) -> None:
+    def apply(self, tasks: Iterable[spb.Task]) -> None:
         """Takes the tasks of a Delta of our session."""
         with self._notifying:
             with self._lock:
-                if full:
-                    self._unread.clear()
-                    self._unread_is_full = True
                 # Read once somebody wants them: while thousands join, each of them hears of all.
                 self._unread.update((task.info.task_id, task) for task in tasks)
                 if not self._listeners:
                     return
-            self._notify_changes(self._read())
+            if not self._read():
+                return
+            with self._lock:
+                listeners = list(self._listeners.values())
+                processes = self._sorted()
+            for listener in listeners:
+                _notify(listener, processes)
 
     def _read(self) -> bool:
         """Takes over what has come since the last reading; returns whether anything changed."""
         with self._lock:
-            unread = self._unread.values()
-            fresh = [process_info(task.info, task.host, task.pid) for task in unread]
-            changed = self._store(fresh, full=self._unread_is_full)
+            known = self._table
+            changed = {key: each for key, each in self._fresh().items() if known.get(key) != each}
+            known.update(changed)
             self._unread = {}
-            self._unread_is_full = False
-        return changed
+        return bool(changed)
 
-    def _store(self, fresh: Sequence[ProcessInfo], *, full: bool) -> bool:
-        known = self._table
-        changed = {
-            process.process_id: process
-            for process in fresh
-            if known.get(process.process_id) != process
+    def _fresh(self) -> dict[int, ProcessInfo]:
+        return {
+            process_id: process_info(task.info, task.host, task.pid)
+            for process_id, task in self._unread.items()
         }
-        gone = full and len(known) + len(changed) > len(fresh)
-        if gone:
-            ids = {process.process_id for process in fresh}
-            gone = not known.keys() <= ids
-            self._table = {key: known[key] for key in known if key in ids}
-        self._table.update(changed)
-        return bool(changed) or gone
-
-    def _notify_changes(self, changed: bool) -> None:
-        if not changed:
-            return
-        with self._lock:
-            listeners = list(self._listeners.values())
-            processes = self._sorted()
-        for listener in listeners:
-            _notify(listener, processes)
 
     def with_hosts(self, infos: Iterable[pb.TaskInfo]) -> list[ProcessInfo]:
         """Returns profile A's list with the hosts that the watch knows."""
         with self._lock:
-            known = dict(self._table)
-            unread = list(self._unread.values())
-        for task in unread:
-            known[task.info.task_id] = process_info(task.info, task.host, task.pid)
-        fresh = [process_info(info) for info in infos]
+            known = self._table | self._fresh()
         unseen = ProcessInfo(-1, "", 0)
-        hosts = [known.get(process.process_id, unseen) for process in fresh]
-        return [
-            dataclasses.replace(process, host=seen.host, pid=seen.pid)
-            for process, seen in zip(fresh, hosts, strict=True)
-        ]
+        seen = ((info, known.get(info.task_id, unseen)) for info in infos)
+        return [process_info(info, process.host, process.pid) for info, process in seen]
 
     def _sorted(self) -> list[ProcessInfo]:
         return sorted(self._table.values(), key=lambda process: process.process_id)

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import queue
-import secrets
 import ssl
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
 
 from ..credentials import Credentials
@@ -27,7 +23,7 @@ from ..errors import CoordinationError, Fenced, HoldfastError
 from ..limits import Limits
 from ..names import REPORT_AGAIN
 from ..vitals import stacks
-from .answers import METHODS, make_error, status_name
+from .answers import RESPONSES, make_error, status_name
 from .stream import Stream, hello_of
 
 ANSWER_GRACE_S = 5.0
@@ -51,18 +47,6 @@ slow reader.
 """
 
 
-@dataclass(frozen=True)
-class Identity:
-    """Who a client is: its process, its job as it knows it, and its incarnation, drawn once."""
-
-    process_id: int
-    num_processes: int | None
-    job: str
-    attempt: int
-    host: str
-    incarnation: int = field(default_factory=lambda: secrets.randbits(63) | 1)
-
-
 class TransportError(HoldfastError):
     """Says that the connection failed before an answer came; `sent` is False when the request
     surely never left. Internal.
@@ -83,7 +67,7 @@ class SessionTransport:
     def __init__(
         self,
         address: str,
-        identity: Identity,
+        identity: spb.Open,
         credentials: Credentials,
         *,
         on_delta: Callable[[spb.Delta], None],
@@ -120,7 +104,7 @@ class SessionTransport:
         stream = _SessionStream(self._address, self._hello, self._tls, self)
         self._opening = stream
         try:
-            self._accept(stream.open(spb.Open(**asdict(self._identity), pid=os.getpid()), deadline))
+            self._accept(stream.open(self._identity, deadline))
             report = self._report()
             if report.ListFields():
                 stream.tell(REPORT_AGAIN, report, deadline)
@@ -157,10 +141,6 @@ class SessionTransport:
         self.num_processes = opened.num_processes
         self.service_address = opened.coordinator or self._address
 
-    def heartbeat(self, deadline: Deadline) -> None:
-        """Sends one heartbeat and waits for its echo."""
-        self.call("Heartbeat", pb.HeartbeatRequest(), deadline)
-
     def call(
         self,
         method: str,
@@ -178,11 +158,8 @@ class SessionTransport:
         stream = self._stream
         if stream is None:
             raise TransportError("the session is being opened again", sent=False)
-        # A barrier's own time travels in its request: the service names the missing in the end.
-        timeout_ms = 0
-        if method != "Barrier":
-            # 0 means for ever, and a call that is sent again may have no time left.
-            timeout_ms = max(1, int((deadline.remaining_s() - grace_s) * 1000))
+        # 0 means for ever, and a call that is sent again may have no time left.
+        timeout_ms = max(1, int((deadline.remaining_s() - grace_s) * 1000))
         call = spb.Request(
             id=stream.next_id(),
             method=method,
@@ -195,7 +172,7 @@ class SessionTransport:
         reply = stream.ask(call, deadline)
         if reply.code:
             raise make_error(status_name(reply.code), reply.message, dict(reply.payloads), request)
-        return METHODS[method].response.FromString(reply.body)
+        return RESPONSES[method].FromString(reply.body)
 
     def take(self, stream: _SessionStream, frame: spb.ServerFrame) -> None:
         """Takes a frame that is no reply. Called by the stream's own thread."""

@@ -7,13 +7,11 @@ import pytest
 
 from holdfast.coordination import BarrierTimeout, CoordinationError, ProcessLost
 from holdfast.coordination.client.answers import (
-    METHODS,
     barrier_counter,
-    is_service_mismatch,
     make_error,
     status_name,
 )
-from holdfast.coordination.names import BARRIER_ERROR_TYPE, MISMATCH_TYPE, MISSING_TYPE
+from holdfast.coordination.names import BARRIER_ERROR_TYPE, MISSING_TYPE
 from holdfast.proto import coordination_pb2, session_pb2
 
 BARRIER = coordination_pb2.BarrierRequest(barrier_id="b")
@@ -21,12 +19,6 @@ BARRIER = coordination_pb2.BarrierRequest(barrier_id="b")
 
 def missing(*tasks: session_pb2.MissingTask) -> dict[str, bytes]:
     return {MISSING_TYPE: session_pb2.Missing(tasks=tasks).SerializeToString()}
-
-
-def test_two_methods_are_sent_once() -> None:
-    """Their second sending would do more than the first."""
-    once = {name for name, method in METHODS.items() if not method.idempotent}
-    assert once == {"InsertKeyValue", "IncrementKeyValue"}
 
 
 def test_codes_have_names() -> None:
@@ -73,14 +65,12 @@ def test_a_lost_process_is_named(silent_s: float, host: str, expected: tuple[obj
     )
 
 
-def test_counters_and_mismatches_travel_with_the_error() -> None:
-    """Read back by the client; another error has neither."""
+def test_a_counter_travels_with_the_error() -> None:
+    """Read back by the client; another error has none."""
     counted = {
         BARRIER_ERROR_TYPE: (
             coordination_pb2.BarrierError(barrier_id="b", counter=4).SerializeToString()
         )
     }
     assert barrier_counter(make_error("INTERNAL", "m", counted, BARRIER)) == 4
-    assert is_service_mismatch(make_error("INTERNAL", "m", {MISMATCH_TYPE: b""}, BARRIER))
-    plain = make_error("INTERNAL", "m", {}, BARRIER)
-    assert barrier_counter(plain) is None and not is_service_mismatch(plain)
+    assert barrier_counter(make_error("INTERNAL", "m", {}, BARRIER)) is None

@@ -45,9 +45,9 @@ def test_listeners_see_complete_lists() -> None:
     late = list[Sequence[ProcessInfo]]()
     watch.add(seen.append)
     assert seen == []  # nothing is known yet
-    watch.apply([task(1), task(0)], full=True)
+    watch.apply([task(1), task(0)])
     watch.add(late.append)
-    watch.apply([task(1, "ERROR")], full=False)
+    watch.apply([task(1, "ERROR")])
     assert [[(each.process_id, each.state) for each in processes] for processes in seen] == [
         [(0, "CONNECTED"), (1, "CONNECTED")],
         [(0, "CONNECTED"), (1, "ERROR")],
@@ -61,7 +61,7 @@ def test_no_change_is_no_event() -> None:
     seen = list[Sequence[ProcessInfo]]()
     watch.add(seen.append)
     for _ in range(3):
-        watch.apply([task(0)], full=True)
+        watch.apply([task(0)])
     assert len(seen) == 1
 
 
@@ -72,7 +72,7 @@ def test_a_listener_that_is_removed_hears_no_more() -> None:
     remove = watch.add(seen.append)
     remove()
     remove()
-    watch.apply([task(0)], full=True)
+    watch.apply([task(0)])
     assert seen == []
 
 
@@ -87,7 +87,7 @@ def test_a_listener_that_raises_harms_no_other(caplog: pytest.LogCaptureFixture)
     watch.add(fail)
     watch.add(seen.append)
     with caplog.at_level(logging.ERROR):
-        watch.apply([task(0)], full=True)
+        watch.apply([task(0)])
     assert len(seen) == 1 and "a listener of process changes failed" in caplog.text
 
 
@@ -96,19 +96,14 @@ def test_hosts_are_added_from_the_watch() -> None:
     empty.
     """
     watch = ProcessWatch()
-    watch.apply([task(0)], full=True)
+    watch.apply([task(0)])
     known, unknown = watch.with_hosts([task(0).info, task(1).info])
     assert (known.host, known.pid) == ("h0", 100) and (unknown.host, unknown.pid) == ("", 0)
 
 
 @settings(deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.booleans(), st.dictionaries(st.integers(0, 3), st.sampled_from(STATES))),
-        max_size=20,
-    )
-)
-def test_deltas_add_up(deltas: list[tuple[bool, dict[int, str]]]) -> None:
+@given(st.lists(st.dictionaries(st.integers(0, 3), st.sampled_from(STATES)), max_size=20))
+def test_deltas_add_up(deltas: list[dict[int, str]]) -> None:
     """After any deltas the last list is what a dictionary holds; listeners are notified of changes
     only.
     """
@@ -116,11 +111,11 @@ def test_deltas_add_up(deltas: list[tuple[bool, dict[int, str]]]) -> None:
     seen = list[Sequence[ProcessInfo]]()
     table = dict[int, str]()
     watch.add(seen.append)
-    for full, states in deltas:
+    for states in deltas:
         before = dict(table)
-        table = ({} if full else table) | states
+        table |= states
         count = len(seen)
-        watch.apply([task(task_id, state) for task_id, state in states.items()], full=full)
+        watch.apply([task(task_id, state) for task_id, state in states.items()])
         assert len(seen) - count == (table != before)
     if seen:
         assert {each.process_id: each.state for each in seen[-1]} == table
@@ -141,7 +136,7 @@ def test_while_nobody_wants_them_processes_are_not_read(monkeypatch: pytest.Monk
     monkeypatch.setattr(processes, "process_info", counted)
     watch = ProcessWatch()
     for number in range(1_000):
-        watch.apply([task(number)], full=number == 0)
+        watch.apply([task(number)])
     assert read == 0
     seen = list[Sequence[ProcessInfo]]()
     watch.add(seen.append)

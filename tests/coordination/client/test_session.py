@@ -16,7 +16,6 @@ import pytest
 from holdfast.coordination import BarrierTimeout, CoordinationError, Credentials, Fenced
 from holdfast.coordination.client.session import (
     ANSWER_GRACE_S,
-    Identity,
     SessionTransport,
     TransportError,
 )
@@ -41,14 +40,7 @@ class Joined:
         self.deltas: queue.SimpleQueue[spb.Delta] = queue.SimpleQueue()
         self.fenced: queue.SimpleQueue[CoordinationError] = queue.SimpleQueue()
         self.broken = threading.Event()
-        who = Identity(
-            process_id,
-            identity.get("num_processes"),
-            identity.get("job", ""),
-            identity.get("attempt", 0),
-            "h",
-            incarnation,
-        )
+        who = spb.Open(process_id=process_id, host="h", incarnation=incarnation, **identity)
         self.transport = kind(
             address,
             who,
@@ -92,12 +84,12 @@ def wait_for(joined: Joined, served: Served, gets: int) -> None:
     deadline = Deadline(20)
     while len(list(served.service.machine.keys.waiting())) != gets:
         assert not deadline.passed()
-        joined.transport.heartbeat(Deadline(20))
+        joined.transport.call("Heartbeat", pb.HeartbeatRequest(), Deadline(20))
 
 
 def test_a_session_learns_the_heartbeat_timeout(joined: Joined) -> None:
     """Keys, heartbeats, an error of the service, and the service's settings."""
-    joined.transport.heartbeat(Deadline(20))
+    joined.transport.call("Heartbeat", pb.HeartbeatRequest(), Deadline(20))
     joined.set("k", b"v")
     assert joined.get("k") == b"v"
     assert joined.transport.heartbeat_timeout_s == 7.5
@@ -118,7 +110,7 @@ def test_a_join_does_not_wait_for_the_others() -> None:
     with serving(2) as served:
         joined = Joined(served.address)
         joined.transport.join(Deadline(20))
-        joined.transport.heartbeat(Deadline(20))
+        joined.transport.call("Heartbeat", pb.HeartbeatRequest(), Deadline(20))
         with pytest.raises(BarrierTimeout, match="missing process 1") as caught:
             joined.transport.call(
                 "RegisterTask",
@@ -187,7 +179,7 @@ def test_a_wait_ends_at_the_callers_own_time(joined: Joined) -> None:
             "GetKeyValue", pb.GetKeyValueRequest(key="never"), deadline, ANSWER_GRACE_S
         )
     assert caught.value.code == "DEADLINE_EXCEEDED" and not deadline.passed()
-    joined.transport.heartbeat(Deadline(20))
+    joined.transport.call("Heartbeat", pb.HeartbeatRequest(), Deadline(20))
 
 
 def test_an_unanswered_call_is_cancelled(served: Served, joined: Joined) -> None:

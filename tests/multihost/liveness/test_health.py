@@ -23,7 +23,7 @@ class PushedClient:
         self.watch_processes = self.watch.add
 
     def push(self, *tasks: TaskInfo) -> None:
-        self.watch.apply([_on_the_wire(task) for task in tasks], full=True)
+        self.watch.apply([_on_the_wire(task) for task in tasks])
 
 
 def _on_the_wire(process: TaskInfo) -> session_pb2.Task:
