@@ -192,12 +192,6 @@ class Barriers:
         self.passed = 0
         self.failed = 0
 
-    def touch_all(self) -> None:
-        """Has a journal that begins anew write all of them."""
-        for barrier in [*self.open.values(), *self.finished.values()]:
-            self._changes.mark(BARRIER, barrier.name)
-            barrier.touch()
-
     # --- Arrivals
 
     def arrive(self, arrival: Arrival) -> None:

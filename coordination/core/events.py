@@ -35,13 +35,13 @@ class EventLog:
     def __init__(self, most: int, changes: Changes) -> None:
         self._most = most
         self._changes = changes
-        self._events: dict[int, Event] = {}  # by number, oldest first
+        self.kept: dict[int, Event] = {}  # by number, oldest first
         self._number = 0
 
     def note(self, kind: str, text: str, now: float, task_id: int | None = None) -> None:
         """Notes an event."""
         self._number += 1
-        last = next(reversed(self._events.values()), None)
+        last = next(reversed(self.kept.values()), None)
         if (
             last is not None
             and kind in _MERGED
@@ -57,29 +57,20 @@ class EventLog:
 
     def after(self, number: int) -> list[Event]:
         """Returns the events of a higher number, oldest first."""
-        return [event for event in self._events.values() if event.number > number]
-
-    def get(self, number: int) -> Event | None:
-        """Returns the event of a number, None where it is not kept."""
-        return self._events.get(number)
+        return [event for event in self.kept.values() if event.number > number]
 
     def load(self, events: Iterable[Event]) -> None:
         """Puts in what a journal holds."""
         for event in sorted(events, key=lambda event: event.number):
-            self._events[event.number] = event
+            self.kept[event.number] = event
             self._number = event.number
 
-    def touch_all(self) -> None:
-        """Has a journal that begins anew write all of them."""
-        for number in self._events:
-            self._changes.mark(EVENT, number)
-
     def _add(self, event: Event) -> None:
-        if len(self._events) == self._most:
-            self._drop(next(iter(self._events)))
-        self._events[event.number] = event
+        if len(self.kept) == self._most:
+            self._drop(next(iter(self.kept)))
+        self.kept[event.number] = event
         self._changes.mark(EVENT, event.number)
 
     def _drop(self, number: int) -> None:
-        del self._events[number]
+        del self.kept[number]
         self._changes.mark(EVENT, number)

@@ -71,7 +71,7 @@ def _value(table: str, key: Any, machine: Machine, wall_offset_s: float) -> byte
         return _task(machine.task_table.tasks[key])
     if table == KEY:
         return machine.keys.values.get(key)
-    if table == EVENT and (event := machine.events.get(key)) is not None:
+    if table == EVENT and (event := machine.events.kept.get(key)) is not None:
         return _event(event, wall_offset_s)
     if table == ALIVE and (answer := machine.liveness.answers.get(key)) is not None:
         return _alive(answer)

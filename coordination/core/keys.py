@@ -29,7 +29,6 @@ class Keys:
         self.values: dict[str, bytes] = {}
         self._order: list[str] = []
         self._lines: dict[str, Line] = {}  # by the key that is waited for
-        self._latest: tuple[str, bytes] = ("", b"")
         self.total_bytes = 0
 
     def insert(self, call: Call, key: str, value: bytes, allow_overwrite: bool) -> None:
@@ -62,17 +61,8 @@ class Keys:
         self._changes.mark(KEY, key)
         line = self._lines.get(key)
         if line is not None:
-            line.succeed(self._entry(key))
+            line.succeed((key, value))
         return None
-
-    def _entry(self, key: str) -> tuple[str, bytes]:
-        """Returns a key that exists with its value, to all who ask in a row as one object: what it
-        is encoded to, is encoded once.
-        """
-        value = self.values[key]
-        if self._latest[0] != key or self._latest[1] is not value:
-            self._latest = (key, value)
-        return self._latest
 
     def _too_much(self, key: str, value: bytes) -> Status | None:
         limits = self._limits
@@ -102,7 +92,7 @@ class Keys:
         """Answers with the value, now or when it is set."""
         key = normalise(key)
         if key in self.values:
-            call.succeed(self._entry(key))
+            call.succeed((key, self.values[key]))
             return
         line = self._lines.get(key)
         if line is None:
@@ -119,16 +109,12 @@ class Keys:
             for call in list(line.values()):
                 yield key, call
 
-    def fail_dependents(self, lost: Missing) -> None:
-        """Fails all calls that depend on a lost task."""
+    def fail_dependents(self, lost: Missing, unnamed: Container[int] = ()) -> None:
+        """Fails all calls that depend on a lost task, and those of the tasks `unnamed` that do not
+        say on whom they depend.
+        """
         for key, call in self.waiting():
-            if lost.task_id in call.depends_on:
-                call.fail(_will_not_be_set(key, lost))
-
-    def fail_unnamed(self, lost: Missing, tasks: Container[int]) -> None:
-        """Fails all calls of `tasks` that do not say on whom they depend."""
-        for key, call in self.waiting():
-            if not call.depends_on and call.task_id in tasks:
+            if lost.task_id in call.depends_on or (not call.depends_on and call.task_id in unnamed):
                 call.fail(_will_not_be_set(key, lost))
 
     def try_get(self, call: Call, key: str) -> None:
@@ -182,8 +168,6 @@ class Keys:
         call.succeed()
 
     def _drop_value(self, key: str) -> None:
-        if self._latest[0] == key:
-            self._latest = ("", b"")
         self.total_bytes -= len(key) + len(self.values.pop(key))
         self._changes.mark(KEY, key)
 

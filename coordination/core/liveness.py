@@ -148,11 +148,6 @@ class LivenessBarrier:
         for answer in sorted(answers, key=lambda each: each.serial):
             self._keep(answer)
 
-    def touch_all(self) -> None:
-        """Has a journal that begins anew write all of them."""
-        for serial in self.answers:
-            self._changes.mark(ALIVE, serial)
-
     def _timed_out(self, members: frozenset[int], now: float, since: float) -> Status:
         """Returns the error of those whose time is over, with the members that have not asked."""
         absent = self._gatherings[members].absent()

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -35,7 +35,20 @@ from .gathering import ShutdownBarrier
 from .keys import Keys
 from .liveness import LivenessBarrier
 from .registration import Registration
-from .status import KEY, TASK, Changes, Code, Encodings, Status, clip, name_gone, name_processes
+from .status import (
+    ALIVE,
+    BARRIER,
+    EVENT,
+    KEY,
+    TASK,
+    Changes,
+    Code,
+    Encodings,
+    Status,
+    clip,
+    name_gone,
+    name_processes,
+)
 from .task_table import Participants, Task, TaskState, TaskTable
 from .watches import Polls, TaskWatches
 
@@ -168,10 +181,6 @@ class Machine:
                 task.heard(call.came)
             call.succeed(self.config.incarnation)
 
-    def states(self, call: Call, task_ids: Sequence[int]) -> None:
-        """Answers with those of `task_ids` that the job has."""
-        call.succeed([each for each in task_ids if self.task_table.get(each) is not None])
-
     def tick(self, now: float) -> None:
         """Lets time pass: expires deadlines and, once a second, fails the tasks that have fallen
         silent.
@@ -249,7 +258,7 @@ class Machine:
         self._end_life(task, f"{who} is lost", now)
         (lost,) = self.task_table.missing([task_id], now)
         agents = {each.task_id for each in self.task_table.tasks if each.agent and not each.session}
-        self.keys.fail_unnamed(lost, agents)
+        self.keys.fail_dependents(lost, agents)
 
     def next_due(self) -> float:
         """Returns when `tick` should be called at the latest."""
@@ -410,13 +419,19 @@ class Machine:
     def touch_all(self) -> None:
         """Has a journal that begins anew write everything."""
         self.changes.clear()
-        for task_id in self.task_table.everyone:
-            self.changes.mark(TASK, task_id)
-        for key in self.keys.values:
-            self.changes.mark(KEY, key)
-        self.barriers.touch_all()
-        self.events.touch_all()
-        self.liveness.touch_all()
+        barriers = self.barriers.open | self.barriers.finished
+        for barrier in barriers.values():
+            barrier.touch()
+        held: dict[str, Iterable[str | int]] = {
+            TASK: self.task_table.everyone,
+            KEY: self.keys.values,
+            BARRIER: barriers,
+            EVENT: self.events.kept,
+            ALIVE: self.liveness.answers,
+        }
+        for table, keys in held.items():
+            for key in keys:
+                self.changes.mark(table, key)
 
     # --- The end
 

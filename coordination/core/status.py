@@ -165,8 +165,8 @@ class Changes(set[tuple[str, str | int]]):
 
 
 class Encodings:
-    """Holds the latest answer of each kind with its encoding. Values are told apart by identity:
-    whoever answers many calls with one value hands out one object.
+    """Holds the latest answer of each kind with its encoding. Large parts of equal values should be
+    the same objects: that is seen at once.
     """
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class Encodings:
     def of(self, kind: object, value: object, encode: Callable[[], bytes]) -> bytes:
         """Returns what `encode` makes of a value, the same bytes for each call in a row."""
         held = self._latest.get(kind)
-        if held is None or held[0] is not value:
+        if held is None or held[0] != value:
             held = (value, encode())
             self._latest[kind] = held
         self._asked.add(kind)

@@ -4,8 +4,6 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..limits import Config
 from .calls import Call, Line
 from .status import TASK, Changes, Code, Status
@@ -21,7 +19,6 @@ class TaskWatches:
         self._task_table = task_table
         self._line = Line()
         self._known = -1  # the newest version that one of them knows
-        self._shared: dict[object, tuple[int, bytes]] = {}
 
     def watch(self, call: Call, version: int) -> None:
         """Answers as soon as the tasks are newer than `version`."""
@@ -40,16 +37,6 @@ class TaskWatches:
         """Answers all calls where there is a newer version than the one that they know."""
         if self._task_table.version > self._known:
             self._line.succeed(self._task_table.version)
-
-    def shared(self, kind: object, encode: Callable[[], bytes]) -> bytes:
-        """Returns the answer of one kind, which `encode` makes once for each version of the
-        tasks.
-        """
-        version, answer = self._shared.get(kind, (-1, b""))
-        if version != self._task_table.version:
-            answer = encode()
-            self._shared[kind] = (self._task_table.version, answer)
-        return answer
 
 
 class Polls:

@@ -213,13 +213,10 @@ def _encode_registered(machine: Machine, call: Call) -> bytes:
 
 
 def _encode_watch(machine: Machine, call: Call) -> bytes:
-    def encode() -> bytes:
-        tasks = [task_info(task, call.session) for task in machine.task_table.tasks]
-        return a.WatchTasksResponse(
-            task_state=tasks, version_number=machine.task_table.version
-        ).SerializeToString()
-
-    return machine.watches.shared((PROFILE_A, call.session), encode)
+    tasks = [task_info(task, call.session) for task in machine.task_table.tasks]
+    return a.WatchTasksResponse(
+        task_state=tasks, version_number=machine.task_table.version
+    ).SerializeToString()
 
 
 def _encode_kv(machine: Machine, call: Call) -> bytes:
@@ -250,22 +247,26 @@ def _encode_alive(machine: Machine, call: Call) -> bytes:
     ).SerializeToString()
 
 
+_KEY_RPCS = {
+    "InsertKeyValue": Rpc(_insert),
+    "TryGetKeyValue": Rpc(_try_get, _encode_kv),
+    "IncrementKeyValue": Rpc(_increment, _encode_kv),
+    "GetKeyValueDir": Rpc(_list_dir, _encode_dir),
+    "DeleteKeyValue": Rpc(_delete),
+}
+
 RPCS_A = profile(
     a,
-    {
+    _KEY_RPCS
+    | {
         "RegisterTask": Rpc(_register, _encode_registered, waits=True, registers=True),
         "Heartbeat": Rpc(Machine.heartbeat, _encode_registered, lost=True),
         "PollForError": Rpc(
             lambda machine, call: machine.polls.poll(call), waits=True, lost=True, kept=True
         ),
         "ShutdownTask": Rpc(Machine.shut_down, lost=True),
-        "WatchTasks": Rpc(_watch, _encode_watch, waits=True, kept=True),
-        "InsertKeyValue": Rpc(_insert),
+        "WatchTasks": Rpc(_watch, _encode_watch, waits=True, kept=True, shared=True),
         "GetKeyValue": Rpc(_get, _encode_kv, waits=True, kept=True, shared=True),
-        "TryGetKeyValue": Rpc(_try_get, _encode_kv),
-        "IncrementKeyValue": Rpc(_increment, _encode_kv),
-        "GetKeyValueDir": Rpc(_list_dir, _encode_dir),
-        "DeleteKeyValue": Rpc(_delete),
         "Barrier": Rpc(_barrier, _encode_barrier, kept=True),
         "CancelBarrier": Rpc(_cancel_barrier),
         "GetAliveTasks": Rpc(_alive, _encode_alive, waits=True, shared=True),
@@ -288,7 +289,8 @@ def _alive_b(machine: Machine, call: Requested) -> None:
 
 
 def _states_b(machine: Machine, call: Requested) -> None:
-    machine.states(call, [task.task_id for task in call.request.source_task])
+    asked = [task.task_id for task in call.request.source_task]
+    call.succeed([each for each in asked if machine.task_table.get(each) is not None])
 
 
 def _task_b(task_id: int) -> b.CoordinatedTask:
@@ -317,13 +319,10 @@ def _encode_registered_b(machine: Machine, call: Call) -> bytes:
 
 
 def _encode_watch_b(machine: Machine, call: Call) -> bytes:
-    def encode() -> bytes:
-        tasks = [_info_b(task) for task in machine.task_table.tasks]
-        return b.WatchJobStateResponse(
-            task_state=tasks, version_number=machine.task_table.version
-        ).SerializeToString()
-
-    return machine.watches.shared(PROFILE_B, encode)
+    tasks = [_info_b(task) for task in machine.task_table.tasks]
+    return b.WatchJobStateResponse(
+        task_state=tasks, version_number=machine.task_table.version
+    ).SerializeToString()
 
 
 def _encode_states_b(machine: Machine, call: Call) -> bytes:
@@ -341,20 +340,16 @@ def _encode_alive_b(machine: Machine, call: Call) -> bytes:
 
 RPCS_B = profile(
     b,
-    {
+    _KEY_RPCS
+    | {
         "RegisterTask": Rpc(_register, _encode_registered_b, waits=True, registers=True),
         "Heartbeat": Rpc(Machine.heartbeat, _encode_registered_b),
         "PollForError": Rpc(lambda machine, call: machine.polls.poll(call), waits=True),
         "ShutdownTask": Rpc(Machine.shut_down),
         "ReportErrorToService": Rpc(registered(report_error)),
         "GetTaskState": Rpc(_states_b, _encode_states_b),
-        "WatchJobState": Rpc(_watch, _encode_watch_b, waits=True),
-        "InsertKeyValue": Rpc(_insert),
+        "WatchJobState": Rpc(_watch, _encode_watch_b, waits=True, shared=True),
         "GetKeyValue": Rpc(_get, _encode_kv, waits=True, shared=True),
-        "TryGetKeyValue": Rpc(_try_get, _encode_kv),
-        "IncrementKeyValue": Rpc(_increment, _encode_kv),
-        "GetKeyValueDir": Rpc(_list_dir, _encode_dir),
-        "DeleteKeyValue": Rpc(_delete),
         "Barrier": Rpc(_barrier_b, _encode_barrier),
         "CancelBarrier": Rpc(registered(_cancel_barrier)),
         "GetAliveTasks": Rpc(_alive_b, _encode_alive_b, waits=True, shared=True),

@@ -182,7 +182,7 @@ class SessionCall(Requested):
         status = self.status
         rest = b""
         if status is not None:
-            rest = machine.encodings.of(_failure, status, lambda: _failure(machine, status))
+            rest = machine.encodings.of(_failure, status, lambda: _failure(status))
         elif self.rpc.shared:
             encode = self.rpc.encode
             rest = machine.encodings.of(
@@ -199,7 +199,7 @@ def _frame(reply: session_pb2.Reply) -> bytes:
     return session_pb2.ServerFrame(reply=reply).SerializeToString()
 
 
-def _failure(machine: Machine, status: Status) -> bytes:
+def _failure(status: Status) -> bytes:
     """Returns the frame of a reply without its id: a message that follows another of its kind is
     merged into it, so that one copy serves all the calls that fail together.
     """
@@ -207,9 +207,7 @@ def _failure(machine: Machine, status: Status) -> bytes:
     for name, payload in payloads(status).items():
         reply.payloads[name] = payload
     if status.missing:
-        reply.payloads[MISSING_TYPE] = machine.encodings.of(
-            MISSING_TYPE, status.missing, lambda: _missing_payload(status)
-        )
+        reply.payloads[MISSING_TYPE] = _missing_payload(status)
     return _frame(reply)
 
 
