@@ -29,7 +29,7 @@ MOST: dict[str, dict[str, int]] = {
     "tests": {
         "parallel": 14,
         "nested_conditionals": 5,
-        "effect_statements": 16,
+        "effect_statements": 15,
         "positional_calls": 58,
     },
 }
@@ -37,7 +37,7 @@ MOST: dict[str, dict[str, int]] = {
 # Tokens by room, in thousands. Who has given some back lowers its number; to raise one is a
 # decision, which its commit explains.
 MOST_TOKENS = {
-    "coordination": 72.7,
+    "coordination": 72.5,
     "multihost": 48.3,
     "checkpoint": 198.0,
     "launch": 48.3,

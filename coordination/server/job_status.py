@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
 
 from holdfast.proto import session_pb2
 
@@ -22,24 +21,14 @@ _MAX_PREFIXES = 50
 _STACKS_PREFIX = "holdfast/stacks/"
 
 
-def status_of(
-    machine: Machine,
-    calls: int,
-    now: float,
-    with_stream: set[int],
-    *,
-    since: float = -math.inf,
-    service_life: int = 0,
-    journal: str = "",
-    defects: Sequence[str] = (),
-) -> session_pb2.StatusResponse:
-    """Returns the state of the whole service at `now`; of its tasks those of which something has
-    come, or that have changed, since a time.
+def status_of(machine: Machine, now: float, since: float = -math.inf) -> session_pb2.StatusResponse:
+    """Returns the state of the whole job at `now`; of its tasks those of which something has come,
+    or that have changed, since a time.
     """
     config = machine.config
     waiting_calls = machine.waiting_calls()
     tasks = [
-        _task(task, now, task.task_id in with_stream, waiting_calls.get(task.task_id, 0))
+        _task(task, now, waiting_calls[task.task_id])
         for task in machine.task_table.tasks
         if _changed_at(task) >= since
     ]
@@ -54,16 +43,12 @@ def status_of(
         keys=len(machine.keys.values),
         key_bytes=machine.keys.total_bytes,
         prefixes=_prefixes(machine.keys.values),
-        calls=calls,
         barriers_passed=machine.barriers.passed,
         barriers_failed=machine.barriers.failed,
         recoverable=config.recoverable,
         survivable=config.survivable,
         heartbeat_interval_s=config.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT,
-        service_life=service_life,
         partial=since > -math.inf,
-        journal=journal,
-        defects=defects,
     )
     if leaving := machine.shutdown_barrier:
         missing = sorted(machine.task_table.everyone - leaving.keys())
@@ -116,7 +101,7 @@ def _phase(machine: Machine) -> str:
     return "running"
 
 
-def _task(task: Task, now: float, has_session: bool, waiting_calls: int) -> session_pb2.TaskStatus:
+def _task(task: Task, now: float, waiting_calls: int) -> session_pb2.TaskStatus:
     return session_pb2.TaskStatus(
         task_id=task.task_id,
         state=int(task.state),  # type: ignore[arg-type]
@@ -124,7 +109,7 @@ def _task(task: Task, now: float, has_session: bool, waiting_calls: int) -> sess
         pid=task.pid,
         heartbeat_age_s=-1.0 if task.last_seen is None else now - task.last_seen,
         error=task.error.message if task.error else "",
-        has_session=has_session,
+        has_session=task.attached,
         has_agent=task.agent != 0,
         progress=progress_message(task.progress),
         step_age_s=-1.0 if task.steps.moved_at is None else now - task.steps.moved_at,

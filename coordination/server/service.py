@@ -61,11 +61,6 @@ class UnaryCall(Requested):
         self.writer = writer
 
     @property
-    def watched(self) -> bool:
-        """Returns whether it matters that the client goes away."""
-        return self.rpc.waits or self.suspicious
-
-    @property
     def suspicious(self) -> bool:
         """Returns whether a client that goes away has most likely died: an agent that waits for as
         long as it takes.
@@ -109,7 +104,7 @@ class Service:
         self._journal = journal
         self._owners = TaskOwners(machine) if secured else None
         self._defects = Defects(machine.events, clock)
-        self.sessions = SessionStreams(machine, self.status, self._defects, self._owners)
+        self.sessions = SessionStreams(machine, self._defects, self._owners)
         self.rpcs = RPCS | RPCS_D | self._own_rpcs()
         self.calls = 0
         self._turned_away = 0
@@ -150,45 +145,37 @@ class Service:
         """The settings of the service."""
         return self.machine.config
 
-    @property
-    def journaled(self) -> bool:
-        """Returns whether answers wait for a journal: then many events at a time cost less."""
-        return self._journal is not None
-
     def unary(self, path: str, body: bytes, writer: ResponseWriter) -> UnaryCall | None:
         """Takes a unary call; returns it where it may wait."""
         self.calls += 1
         try:
-            return self._unary(path, body, writer)
+            taken = self._unary(path, body, writer)
         except Exception as error:
-            status = self._defects.note(path.rpartition("/")[2], error)
-            writer.fail(status.code, message_of(status), status_details(status))
+            taken = self._defects.note(path.rpartition("/")[2], error)
+        if isinstance(taken, Status):
+            writer.fail(taken.code, message_of(taken), status_details(taken))
             return None
+        return taken
 
-    def _unary(self, path: str, body: bytes, writer: ResponseWriter) -> UnaryCall | None:
+    def _unary(self, path: str, body: bytes, writer: ResponseWriter) -> UnaryCall | Status:
+        """Takes a call, or returns why it is none."""
         rpc = self.rpcs.get(path)
         if rpc is None:
             sentence = (
                 f"{path} is not served here; expected one of profiles A, B and D, or {SESSION}"
             )
-            writer.fail(Code.UNIMPLEMENTED, sentence, b"")
-            return None
+            return Status(Code.UNIMPLEMENTED, sentence, from_service=False)
         try:
             request = rpc.parse(body)
         except DecodeError:
             sentence = f"{path}: the request is not a message of this rpc"
-            writer.fail(Code.INVALID_ARGUMENT, sentence, b"")
-            return None
-        return self._run(rpc, request, writer)
-
-    def _run(self, rpc: Rpc, request: Any, writer: ResponseWriter) -> UnaryCall | None:
+            return Status(Code.INVALID_ARGUMENT, sentence, from_service=False)
         now = self._clock()
         machine = self.machine
         claim = rpc.claim(request)
         task_id = self._admit(rpc, writer, claim, now)
         if isinstance(task_id, Status):
-            writer.fail(task_id.code, task_id.message, status_details(task_id))
-            return None
+            return task_id
         incarnation = claim.incarnation
         life = 0
         if (task := machine.task_table.get(task_id)) is not None:
@@ -271,19 +258,16 @@ class Service:
 
     def status(self, since: float = -math.inf) -> session_pb2.StatusResponse:
         """Returns what `holdfast status` shows; the tasks that have changed since a time."""
-        status = status_of(
-            self.machine,
-            self.calls,
-            self._clock(),
-            self.sessions.open_tasks(),
-            since=since,
+        status = status_of(self.machine, self._clock(), since)
+        own = session_pb2.StatusResponse(
+            calls=self.calls,
             service_life=self._life,
             journal="" if self._journal is None else self._journal.state,
             defects=self._defects.sentences,
+            goodput_s=self._goodput_s,
+            turned_away=self._turned_away,
         )
-        status.MergeFrom(
-            session_pb2.StatusResponse(goodput_s=self._goodput_s, turned_away=self._turned_away)
-        )
+        status.MergeFrom(own)
         if self._launcher.state:
             status.launcher.CopyFrom(self._launcher)
         return status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -27,7 +27,6 @@ from .profiles import (
     RPCS_A,
     Requested,
     Rpc,
-    encode_bytes,
     message_of,
     payloads,
     report_error,
@@ -85,29 +84,18 @@ class ResponseWriter(Protocol):
     def fail(self, code: int, message: str, details: bytes) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Session:
     """A Session that a task has opened."""
 
-    __slots__ = (
-        "calls",
-        "frames",
-        "incarnation",
-        "query",
-        "second",
-        "stream",
-        "task_id",
-        "version",
-    )
-
-    def __init__(self, stream: SessionStream, task_id: int, incarnation: int) -> None:
-        self.stream = stream
-        self.task_id = task_id
-        self.incarnation = incarnation
-        self.version = -1
-        self.query = 0  # the number of the last Ask that was sent
-        self.second = 0.0
-        self.frames = 0
-        self.calls: dict[int, SessionCall] = {}
+    stream: SessionStream
+    task_id: int
+    incarnation: int
+    version: int = -1
+    query: int = 0  # the number of the last Ask that was sent
+    second: float = 0.0
+    frames: int = 0
+    calls: dict[int, SessionCall] = field(default_factory=dict)
 
     def count(self, limits: Limits, now: float) -> str | None:
         """Counts a request; returns why it is one too many, None while it is not."""
@@ -293,12 +281,11 @@ class _Query:
 
 
 class SessionStreams:
-    """All Sessions of a job: at most one for each task. `job_status` answers GetStatus."""
+    """All Sessions of a job: at most one for each task."""
 
     def __init__(
         self,
         machine: Machine,
-        job_status: Callable[[], session_pb2.StatusResponse],
         defects: Defects,
         owners: TaskOwners | None = None,
     ) -> None:
@@ -308,12 +295,6 @@ class SessionStreams:
             REPORT_AGAIN: Rpc(_report_again, parse=session_pb2.ReportRequest.FromString),
             "ReportError": Rpc(report_error, parse=session_pb2.ReportErrorRequest.FromString),
             "SetKeys": Rpc(_set_keys, parse=session_pb2.SetKeysRequest.FromString),
-            "GetStatus": Rpc(
-                lambda machine, call: call.succeed(job_status().SerializeToString()), encode_bytes
-            ),
-            "Stacks": Rpc(
-                self.ask_stacks, encode_bytes, parse=session_pb2.StacksRequest.FromString
-            ),
         }
         self._defects = defects
         self._owners = owners
@@ -323,10 +304,6 @@ class SessionStreams:
         self._sent_at = -math.inf
         self._queries: dict[int, _Query] = {}
         self._query_count = 0
-
-    def open_tasks(self) -> set[int]:
-        """Returns the tasks that have a stream now."""
-        return set(self._sessions)
 
     # --- Frames
 

@@ -21,8 +21,6 @@ _OWN = {
     "Report": session_pb2.ReportRequest,
     "ReportAgain": session_pb2.ReportRequest,
     "ReportError": session_pb2.ReportErrorRequest,
-    "Stacks": session_pb2.StacksRequest,
-    "GetStatus": session_pb2.StatusRequest,
     "SetKeys": session_pb2.SetKeysRequest,
 }
 _RPCS = Service(Machine(Config(1, 77), 0.0), lambda: 0.0).rpcs

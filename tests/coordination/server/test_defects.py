@@ -30,9 +30,7 @@ _OWN: dict[str, Any] = {
     "Report": session_pb2.ReportRequest,
     REPORT_AGAIN: session_pb2.ReportRequest,
     "ReportError": session_pb2.ReportErrorRequest,
-    "GetStatus": session_pb2.StatusRequest,
     "SetKeys": session_pb2.SetKeysRequest,
-    "Stacks": session_pb2.StacksRequest,
 }
 _SESSION: dict[str, Any] = _OWN | {
     path.removeprefix(PROFILE_A): _UNARY[path] for path in map(PROFILE_A.__add__, RPCS_A)

@@ -171,8 +171,6 @@ def test_fuzzed_frames_harm_nobody(guarded: Guarded, seed: int) -> None:
         "Heartbeat",
         "Report",
         "ReportError",
-        "Stacks",
-        "GetStatus",
         "nothing",
     ]
     for number in range(300):

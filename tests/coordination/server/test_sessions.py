@@ -10,9 +10,14 @@ import pytest
 
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.limits import Config, Limits
-from holdfast.coordination.names import MISSING_TYPE
+from holdfast.coordination.names import MISSING_TYPE, NOBODY
 from holdfast.coordination.server.defects import Defects
-from holdfast.coordination.server.sessions import DELTA_INTERVAL_S, SessionStreams
+from holdfast.coordination.server.profiles import Requested, Rpc
+from holdfast.coordination.server.sessions import (
+    DELTA_INTERVAL_S,
+    SessionCall,
+    SessionStreams,
+)
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.in_process import InMemoryStream
 
@@ -24,7 +29,6 @@ class Sessions:
         self.machine = Machine(Config(num_tasks, 77, job="j", attempt=1, **settings), 0.0)
         self.sessions = SessionStreams(
             self.machine,
-            lambda: session_pb2.StatusResponse(job="j"),
             Defects(self.machine.events, lambda: self.now),
         )
         self.now = 1.0
@@ -50,8 +54,25 @@ class Sessions:
 
     def flush(self) -> None:
         for call in self.machine.take_answers():
-            call.answer(self.machine)  # type: ignore[attr-defined]
+            if isinstance(call, SessionCall):
+                call.answer(self.machine)
         self.sessions.note_changes(self.now)
+
+    def open_tasks(self) -> set[int]:
+        return {task.task_id for task in self.machine.task_table.tasks if task.attached}
+
+    def ask_stacks(self, asked: int) -> Requested:
+        """Asks for the stacks of a process, as whoever looks at the job."""
+        call = Requested(
+            self.machine,
+            Rpc(self.sessions.ask_stacks),
+            session_pb2.StacksRequest(task_id=asked),
+            task_id=NOBODY,
+            came=self.now,
+        )
+        self.sessions.ask_stacks(self.machine, call)
+        self.flush()
+        return call
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
@@ -75,7 +96,7 @@ def test_a_session_opens_with_the_jobs_settings() -> None:
         True,
         False,
     )
-    assert sessions.sessions.open_tasks() == {0, 1}
+    assert sessions.open_tasks() == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -97,9 +118,7 @@ def test_an_opening_may_be_refused(fields: dict[str, Any], end: str) -> None:
     stream = InMemoryStream()
     sessions.open(stream, **({"process_id": 0, "incarnation": 5} | fields))
     assert stream.end is not None and stream.end[0] == end and not stream.frames
-    assert (
-        sessions.sessions.open_tasks() == set() and not sessions.machine.task_table.connected_count
-    )
+    assert sessions.open_tasks() == set() and not sessions.machine.task_table.connected_count
 
 
 def test_frames_out_of_order_end_the_stream() -> None:
@@ -112,7 +131,7 @@ def test_frames_out_of_order_end_the_stream() -> None:
     assert sessions.streams[0].end == ("FAILED_PRECONDITION", "this Session is open already")
     sessions.sessions.frame(sessions.streams[1], b"\xff\xff", 1.0)
     assert sessions.streams[1].end == ("INVALID_ARGUMENT", "the frame is not a ClientFrame")
-    assert sessions.sessions.open_tasks() == set()
+    assert sessions.open_tasks() == set()
 
 
 def test_a_second_stream_takes_the_firsts_place() -> None:
@@ -124,7 +143,7 @@ def test_a_second_stream_takes_the_firsts_place() -> None:
     assert sessions.streams[0].end == ("ABORTED", "process 0 has opened another Session")
     assert sessions.machine.waiting_calls() == {} and sessions.machine.task_table.connected(0)
     sessions.sessions.closed(sessions.streams[0])
-    assert sessions.sessions.open_tasks() == {0, 1}
+    assert sessions.open_tasks() == {0, 1}
 
 
 def test_a_failure_names_the_missing() -> None:
@@ -149,7 +168,7 @@ def test_what_no_method_takes_is_answered() -> None:
         sessions.streams[0], request=session_pb2.Request(id=2, method="Barrier", body=b"\xff\xff")
     )
     assert [(reply.id, reply.code) for reply in sessions.streams[0].replies()] == [(1, 12), (2, 3)]
-    assert sessions.sessions.open_tasks() == {0, 1}
+    assert sessions.open_tasks() == {0, 1}
 
 
 def test_a_cancelled_call_is_answered_once() -> None:
@@ -218,7 +237,7 @@ def test_a_client_that_does_not_read_is_dropped() -> None:
         "RESOURCE_EXHAUSTED",
         "the client has left 101 bytes unread; expected 100 at most",
     )
-    assert sessions.streams[1].deltas() and sessions.sessions.open_tasks() == {1}
+    assert sessions.streams[1].deltas() and sessions.open_tasks() == {1}
     sessions.streams[1].backlog_bytes = 2 * limits.message_bytes + 1
     sessions.request(1, 1, "Heartbeat")
     assert (
@@ -232,17 +251,21 @@ def test_a_member_answers_for_no_other() -> None:
     question; many ask at the price of one.
     """
     sessions = Sessions()
-    for number in range(50):
-        sessions.request(0, number, "Stacks", session_pb2.StacksRequest(task_id=1))
+    calls = [sessions.ask_stacks(1) for _ in range(50)]
     (asked,) = [frame.ask.id for frame in sessions.streams[1].frames if frame.HasField("ask")]
     for number in range(asked + 10):
         sessions.send(sessions.streams[0], answer=session_pb2.Answer(id=number, body=b"forged"))
-    assert sessions.streams[0].replies() == []
+    assert not any(call.done for call in calls)
     sessions.send(sessions.streams[1], answer=session_pb2.Answer(id=asked, body=b"true"))
-    assert [
-        session_pb2.StacksResponse.FromString(reply.body).stacks
-        for reply in sessions.streams[0].replies()
-    ] == [b"true"] * 50
+    assert [_stacks(call) for call in calls] == [b"true"] * 50
+
+
+def _stacks(call: Requested) -> bytes:
+    return session_pb2.StacksResponse.FromString(call.value).stacks
+
+
+def _failed(call: Requested) -> tuple[int, str] | None:
+    return None if call.status is None else (call.status.code, call.status.message)
 
 
 def test_a_process_without_an_answer_is_passed_over() -> None:
@@ -250,46 +273,22 @@ def test_a_process_without_an_answer_is_passed_over() -> None:
     left a report.
     """
     sessions = Sessions(3)
-
-    def replies(asked: int) -> list[tuple[int, int, str]]:
-        sessions.request(0, asked, "Stacks", session_pb2.StacksRequest(task_id=asked))
-        return [(reply.id, reply.code, reply.message) for reply in sessions.streams[0].replies()]
-
-    assert replies(1) == []
-    absent = (2, 14, "process 2 has no Session now, so it cannot be asked")
-    assert replies(2) == [absent]
+    silent = sessions.ask_stacks(1)
+    assert not silent.done
+    absent = (14, "process 2 has no Session now, so it cannot be asked")
+    assert _failed(sessions.ask_stacks(2)) == absent
     sessions.tick(21.0)
-    silent = (1, 4, "the process did not answer within 20 s")
+    assert _failed(silent) == (4, "the process did not answer within 20 s")
     sessions.machine.keys.put("holdfast/stacks/2", b'{"why": "stuck", "stacks": "here"}')
-    assert replies(2) == [absent, silent, (2, 0, "")]
-    assert (
-        session_pb2.StacksResponse.FromString(sessions.streams[0].replies()[-1].body).stacks
-        == b"Left by its watchdog: stuck\nhere"
-    )
+    assert _stacks(sessions.ask_stacks(2)) == b"Left by its watchdog: stuck\nhere"
 
 
 def test_nobody_waits_for_who_goes_away() -> None:
-    """The question ends with its Session: with what its watchdog has left, or an error; a question
-    that it asked itself is dropped.
-    """
+    """The question ends with its Session, with an error where its watchdog has left nothing."""
     sessions = Sessions()
-    for asking in (1, 0):
-        sessions.request(asking, 1, "Stacks", session_pb2.StacksRequest(task_id=1))
+    call = sessions.ask_stacks(1)
     sessions.sessions.closed(sessions.streams[1])
-    sessions.flush()
-    (reply,) = sessions.streams[0].replies()
-    assert (reply.code, reply.message) == (
-        14,
-        "process 1 has ended its Session, so it cannot answer",
-    )
-    assert sessions.streams[1].replies() == []
-
-
-def test_the_status_is_asked_over_a_session_too() -> None:
-    """GetStatus is answered with the service's own status."""
-    sessions = Sessions()
-    sessions.request(0, 1, "GetStatus")
-    assert session_pb2.StatusResponse.FromString(sessions.streams[0].replies()[0].body).job == "j"
+    assert _failed(call) == (14, "process 1 has ended its Session, so it cannot answer")
 
 
 def test_who_is_given_up_is_fenced_at_once() -> None:
@@ -308,7 +307,7 @@ def test_who_is_given_up_is_fenced_at_once() -> None:
             and stream.end[0] == "ABORTED"
             and "this life of process 1 is over" in stream.end[1]
         )
-    assert sessions.sessions.open_tasks() == {0}
+    assert sessions.open_tasks() == {0}
 
 
 def test_who_has_no_stream_may_be_silent() -> None:
