@@ -22,12 +22,7 @@ from ..names import on_the_wire
 from .answers import ONCE
 from .fork import abandon_in_children
 from .processes import ProcessInfo, ProcessWatch, tasks_in
-from .retry import (
-    Backoff,
-    accepts_connections,
-    first_reconnect_s,
-    why_unreachable,
-)
+from .retry import accepts_connections, first_reconnect_s, pauses, why_unreachable
 from .session import ANSWER_GRACE_S, SessionTransport, TransportError
 
 log = logging.getLogger("holdfast.coordination")
@@ -143,7 +138,7 @@ class Connection:
         return told_s or self._wanted_heartbeat_timeout_s or DEFAULT_HEARTBEAT_TIMEOUT_S
 
     def _join(self, transport: SessionTransport, deadline: Deadline) -> None:
-        for pause_s in Backoff().pauses():
+        for pause_s in pauses():
             try:
                 transport.join(deadline)
                 self._note_answer()
@@ -180,7 +175,7 @@ class Connection:
         """
         self._counts["calls"] += 1
         number = next(self._numbers)
-        for pause_s in Backoff().pauses():
+        for pause_s in pauses():
             transport = self._require_transport()
             try:
                 response = transport.call(
@@ -244,7 +239,7 @@ class Connection:
     # --- Keeping
 
     def _keep(self) -> None:
-        pauses = Backoff().pauses()
+        longer = pauses()
         pause_s = self._interval_s()
         while not self._stop.is_set():
             broken = self._wake.wait(pause_s)
@@ -258,10 +253,10 @@ class Connection:
                 return
             if self._heartbeat():
                 self._stands_still = False
-                pauses = Backoff().pauses()
+                longer = pauses()
                 pause_s = self._interval_s()
             else:
-                pause_s = min(next(pauses), max(0.0, self._budget_left_s()))
+                pause_s = min(next(longer), max(0.0, self._budget_left_s()))
 
     def _interval_s(self) -> float:
         return self.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT

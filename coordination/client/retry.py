@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ..address import connect
 
@@ -15,26 +14,20 @@ SPREAD_S_PER_PROCESS = 0.001
 MOST_SPREAD_S = 1.0
 
 
-@dataclass(frozen=True)
-class Backoff:
-    """Yields growing pauses with jitter, so that the processes of a job do not come back as one
-    wave.
+_FIRST_S = 0.02
+_FACTOR = 1.6
+_MOST_S = 1.0
+
+
+def pauses() -> Iterator[float]:
+    """Yields pauses in seconds, for ever: each between half and all of a bound that grows to a
+    second. So the processes of a job do not come back as one wave.
     """
-
-    first_s: float = 0.02
-    factor: float = 1.6
-    most_s: float = 1.0
-
-    def pauses(self, seed: int | None = None) -> Iterator[float]:
-        """Yields pauses in seconds, for ever: each between half and all of a bound that grows to
-        `most_s`.
-        """
-        # The module's generator serves all calls: making one takes longer than a call.
-        draw = random if seed is None else random.Random(seed)
-        bound = self.first_s
-        while True:
-            yield bound * draw.uniform(0.5, 1.0)
-            bound = min(self.most_s, bound * self.factor)
+    bound_s = _FIRST_S
+    while True:
+        # The module's generator: making one takes longer than a call.
+        yield bound_s * random.uniform(0.5, 1.0)
+        bound_s = min(_MOST_S, bound_s * _FACTOR)
 
 
 def first_reconnect_s(num_processes: int, heartbeat_timeout_s: float) -> float:

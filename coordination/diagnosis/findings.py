@@ -240,7 +240,7 @@ def _about_silence(
             f"is stopped, by a signal or a debugger ({heard}): kill -CONT {task.pid} lets it go on",
             None,
         )
-    place = _place(look.stacks)
+    place = _main(look.stacks).place
     where = f"is in {place.place}" if place else "runs"
     if look.held_s is not None:
         return f"{where}, in C code that holds its interpreter for {look.held_s:.0f} s", place
@@ -493,10 +493,6 @@ def place_of(
     return Counter(places).most_common(1)[0][0] if places else None
 
 
-def _place(stacks: str) -> Frame | None:
-    return _main(stacks).place
-
-
 def _main(stacks: str) -> Thread:
     return next(iter(parse(stacks)), Thread("", ()))
 
@@ -513,8 +509,7 @@ def _finding(
 ) -> Finding:
     processes = tuple(task.task_id for task in tasks)
     hosts = tuple(task.host for task in tasks)
-    if place is None:
-        return Finding(kind, text, processes, hosts)
+    place = place or Frame("", 0, "")
     return Finding(
         kind,
         text,

@@ -14,8 +14,7 @@ from pathlib import Path
 import grpc
 
 from ..address import UNIX, split_address
-from ..limits import Config, Limits, silence_options
-from .admission import Admission
+from ..limits import Config, silence_options
 
 ALTERNATIVE_NAMES = "x509_subject_alternative_name"
 """The key of a call's authentication context that holds the names in the client's certificate."""
@@ -64,10 +63,6 @@ class Listening:
     def secured(self) -> bool:
         """Returns whether strangers are kept out."""
         return self.tls is not None or self.token is not None
-
-    def admission(self, limits: Limits) -> Admission:
-        """Returns what checks each call."""
-        return Admission(self.token, limits)
 
     def bind(self) -> list[socket.socket]:
         """Binds the address; OSError where it is taken, or is none of this machine's."""

@@ -28,14 +28,6 @@ def _age_s(task: _Task) -> float | None:
     return task.heartbeat_age_s if task.heartbeat_age_s >= 0 else None
 
 
-def _step(task: _Task) -> float | None:
-    return task.progress.step if task.progress.HasField("step") else None
-
-
-def _saved_step(task: _Task) -> float | None:
-    return task.progress.saved_step if task.progress.HasField("saved_step") else None
-
-
 def _steps_per_second(task: _Task) -> float | None:
     return task.steps_per_second if task.step_age_s >= 0 else None
 
@@ -46,9 +38,17 @@ def _missing(status: _Job) -> float:
 
 _BY_PROCESS: Sequence[tuple[str, str, Callable[[_Task], float | None]]] = (
     ("heartbeat_age_seconds", "Since a process was last heard of", _age_s),
-    ("step", "Step that a process last reported", _step),
+    (
+        "step",
+        "Step that a process last reported",
+        lambda task: task.progress.step if task.progress.HasField("step") else None,
+    ),
     ("steps_per_second", "Steps of the last ten seconds", _steps_per_second),
-    ("saved_step", "Last saved step that a process reported", _saved_step),
+    (
+        "saved_step",
+        "Last saved step that a process reported",
+        lambda task: task.progress.saved_step if task.progress.HasField("saved_step") else None,
+    ),
     (
         "waiting_share",
         "Share of its time in which a main thread waits for devices or other processes",

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..core.machine import STANDSTILL_S
 from ..wire.doorway import Doorway
+from .admission import Admission
 from .grpc_calls import GrpcCalls
 from .listening import Listening, silence_s
 from .service import Service
@@ -40,7 +41,7 @@ class Transport:
     def __init__(self, service: Service, listening: Listening) -> None:
         self._service = service
         self._listening = listening
-        self._admission = listening.admission(service.config.limits)
+        self._admission = Admission(listening.token, service.config.limits)
         self._tls: ssl.SSLContext | None = None
         self.inbox = memoryview(bytearray(READ_BYTES))
         self._listeners: list[socket.socket] = []

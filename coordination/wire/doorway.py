@@ -202,7 +202,7 @@ class Passage:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, connection: socket.socket, passages: set[Passage]
     ) -> None:
-        self._loop = loop
+        self.loop = loop
         self._outer = connection
         self._inner = socket.socket(socket.AF_UNIX)
         self._inner.setblocking(False)
@@ -216,11 +216,6 @@ class Passage:
         self._passages.add(self)
         _Flow(self, self._outer, self._inner, head)
         _Flow(self, self._inner, self._outer, b"")
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that serves it."""
-        return self._loop
 
     def end(self, sink: socket.socket) -> None:
         """Says that one direction is over."""
@@ -237,8 +232,8 @@ class Passage:
         self._passages.discard(self)
         for side in (self._outer, self._inner):
             if side.fileno() >= 0:
-                self._loop.remove_reader(side)
-                self._loop.remove_writer(side)
+                self.loop.remove_reader(side)
+                self.loop.remove_writer(side)
                 side.close()
 
 
