@@ -37,7 +37,7 @@ MOST: dict[str, dict[str, int]] = {
 # Tokens by room, in thousands. Who has given some back lowers its number; to raise one is a
 # decision, which its commit explains.
 MOST_TOKENS = {
-    "coordination": 72.3,
+    "coordination": 72.2,
     "multihost": 48.3,
     "checkpoint": 198.0,
     "launch": 48.3,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
@@ -20,7 +22,6 @@ from ..errors import CoordinationError, CoordinatorLost, ProcessLost
 from ..limits import HEARTBEATS_PER_TIMEOUT
 from ..names import on_the_wire
 from .answers import ONCE
-from .fork import abandon_in_children
 from .processes import ProcessInfo, ProcessWatch, tasks_in
 from .retry import accepts_connections, first_reconnect_s, pauses, why_unreachable
 from .session import ANSWER_GRACE_S, SessionTransport, TransportError
@@ -86,7 +87,7 @@ class Connection:
         self._counts: Counter[str] = Counter()
         self._numbers = itertools.count(1)
         self._reported = spb.ReportRequest()
-        abandon_in_children(self)
+        _open.add(self)
 
     # --- Opening
 
@@ -429,3 +430,15 @@ class Connection:
         """Returns counts, and the seconds since the service last answered."""
         counts = {name: self._counts[name] for name in ("calls", "breaks", "reconnects")}
         return counts | {"silent_s": time.monotonic() - self._answered_at}
+
+
+_open: WeakSet[Connection] = WeakSet()
+
+
+def _abandon_all() -> None:
+    for connection in list(_open):
+        connection.abandon()
+
+
+# A forked child lets go of the connections of its parent.
+os.register_at_fork(after_in_child=_abandon_all)

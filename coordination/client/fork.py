@@ -1,25 +1,9 @@
-"""A forked child lets go of the connections of its parent, without a byte."""
+"""What a forked child may not destroy of its parent's."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-from typing import Any, Protocol
-from weakref import WeakSet
-
-
-class Abandonable(Protocol):
-    """What a forked child has a copy of, and must not use."""
-
-    def abandon(self) -> None: ...
-
-
-_open: WeakSet[Abandonable] = WeakSet()
-
-
-def abandon_in_children(connection: Abandonable) -> None:
-    """Has every forked child abandon its copy of a connection."""
-    _open.add(connection)
+from typing import Any
 
 
 def keep_for_ever(thing: Any) -> None:
@@ -29,11 +13,3 @@ def keep_for_ever(thing: Any) -> None:
     that the child does not have.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-def _abandon_all() -> None:
-    for connection in list(_open):
-        connection.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)

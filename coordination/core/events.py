@@ -41,6 +41,7 @@ class EventLog:
     def note(self, kind: str, text: str, now: float, task_id: int | None = None) -> None:
         """Notes an event."""
         self._number += 1
+        count = 1
         last = next(reversed(self.kept.values()), None)
         if (
             last is not None
@@ -51,9 +52,8 @@ class EventLog:
             self._drop(last.number)
             count = last.processes + 1
             text = f"{count} processes {kind}"
-            self._add(Event(self._number, now, kind, text, processes=count))
-        else:
-            self._add(Event(self._number, now, kind, text, task_id=task_id))
+            task_id = None
+        self._add(Event(self._number, now, kind, text, task_id=task_id, processes=count))
 
     def after(self, number: int) -> list[Event]:
         """Returns the events of a higher number, oldest first."""

@@ -264,10 +264,6 @@ class Machine:
         """Returns when `tick` should be called at the latest."""
         return min(self._next_scan, self.timers.next_due())
 
-    def end_attempt(self, why: str) -> None:
-        """Takes no process in any more: those that outlive the attempt join another."""
-        self.registration.end_attempt(Status(Code.ABORTED, why))
-
     def report_error(self, call: Call, code: int, message: str) -> None:
         """Puts a task into ERROR at its own request. An agent beside a Session speaks for itself
         alone, and is let go.

@@ -180,11 +180,11 @@ class Registration:
         self.sessions.enter(call)
         self._gather(call.came)
 
-    def end_attempt(self, why: Status) -> None:
+    def end_attempt(self, why: str) -> None:
         """Fails those that wait for all, now and later: there is another attempt to join."""
-        self._over = why
-        self.sessions.fail(why)
-        self.agents.fail(why)
+        self._over = Status(Code.ABORTED, why)
+        self.sessions.fail(self._over)
+        self.agents.fail(self._over)
 
     def _gather(self, now: float) -> None:
         """Connects the agents that register, once all tasks have come."""

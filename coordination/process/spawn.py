@@ -43,13 +43,12 @@ class SpawnedServer:
 
     def _next_address(self, what: str, timeout_s: float) -> str:
         """Returns the next address that it prints: "`what` at ADDRESS"."""
-        line = _first_line(self._process, timeout_s)
-        prefix = f"{what} at "
-        if not line.startswith(prefix):
+        _, address = _first_line(self._process, what, timeout_s)
+        if not address:
             raise CoordinationError(
                 f"the {what} gave no address within {timeout_s:g} s", code="UNAVAILABLE"
             )
-        return line.removeprefix(prefix)
+        return address
 
     def close(self) -> None:
         """Ends the server, at once. Does nothing where it has ended."""
@@ -107,10 +106,9 @@ def start(
 
 
 def _address_of(process: Child[bytes], what: str, errors: IO[bytes], timeout_s: float) -> str:
-    line = _first_line(process, timeout_s)
-    prefix = f"{what} at "
-    if line.startswith(prefix):
-        return line.removeprefix(prefix)
+    line, address = _first_line(process, what, timeout_s)
+    if address:
+        return address
     process.kill()
     process.wait()
     close_pipes(process)
@@ -120,7 +118,8 @@ def _address_of(process: Child[bytes], what: str, errors: IO[bytes], timeout_s: 
     raise CoordinationError(f"the {what} did not start; {why}", code="UNAVAILABLE")
 
 
-def _first_line(process: Child[bytes], timeout_s: float) -> str:
+def _first_line(process: Child[bytes], what: str, timeout_s: float) -> tuple[str, str]:
+    """Returns the first line, and the address in it, "" where it is no "`what` at ADDRESS"."""
     assert process.stdout is not None
     deadline = Deadline(timeout_s)
     printed = b""
@@ -130,7 +129,9 @@ def _first_line(process: Child[bytes], timeout_s: float) -> str:
         if not chunk:
             break
         printed += chunk
-    return printed.decode(errors="replace").strip()
+    line = printed.decode(errors="replace").strip()
+    before, _, address = line.partition(f"{what} at ")
+    return line, "" if before else address
 
 
 def close_pipes(process: Child[bytes]) -> None:

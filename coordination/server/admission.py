@@ -114,7 +114,11 @@ class TaskOwners:
         self._task_table = machine.task_table
 
     def may_join(
-        self, task_id: int, key: str, names: Iterable[bytes] = (), has_stream: bool = True
+        self,
+        task_id: int,
+        key: str,
+        names: Callable[[], Iterable[bytes]] = tuple,
+        has_stream: bool = True,
     ) -> Status | None:
         """Decides whether an agent may register or a Session open; the task is then its key's.
         `names` are those in its certificate.
@@ -123,7 +127,7 @@ class TaskOwners:
         next life, which should come again.
         """
         task = self._task_table.get(task_id)
-        certified = _certified(names)
+        certified = _certified(names())
         if not key and certified is None:
             return _denied(_NO_KEY)
         if task is not None and certified is not None and task_id not in certified:

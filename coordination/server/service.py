@@ -202,11 +202,14 @@ class Service:
         a stranger's call is no sign of life.
         """
         task_id, incarnation, service_incarnation = claim
-        if self._owners is not None:
-            named = task_id
-            if named is None:
-                named = self.machine.task_table.by_agent.get(incarnation)
-            refusal = None if named is None else self._refusal(rpc, writer, named)
+        named = task_id
+        if named is None:
+            named = self.machine.task_table.by_agent.get(incarnation)
+        if self._owners is not None and named is not None:
+            if rpc.registers:
+                refusal = self._owners.may_join(named, writer.key, writer.names)
+            else:
+                refusal = self._owners.may_call(named, writer.key, writer.names)
             if refusal is not None:
                 return refusal
         if service_incarnation is not None:
@@ -214,12 +217,6 @@ class Service:
                 task_id, incarnation, service_incarnation, now, lost=rpc.lost
             )
         return NOBODY if task_id is None else task_id
-
-    def _refusal(self, rpc: Rpc, writer: ResponseWriter, task_id: int) -> Status | None:
-        assert self._owners is not None
-        if rpc.registers:
-            return self._owners.may_join(task_id, writer.key, writer.names())
-        return self._owners.may_call(task_id, writer.key, writer.names)
 
     def _answer_status(self, machine: Machine, call: Requested) -> None:
         request = call.request
@@ -403,5 +400,5 @@ def _end_attempt(machine: Machine, call: Requested) -> None:
         machine.keys.put(f"{OVER_FOLDER}/over", why.encode())
     if request.HasField("next"):
         machine.keys.put(NEXT_KEY, request.next.SerializeToString())
-        machine.end_attempt(why)
+        machine.registration.end_attempt(why)
     call.succeed()

@@ -369,7 +369,7 @@ class SessionStreams:
         if self._owners is None:
             return None
         has_stream = opening.process_id in self._sessions
-        return self._owners.may_join(opening.process_id, stream.key, stream.names(), has_stream)
+        return self._owners.may_join(opening.process_id, stream.key, stream.names, has_stream)
 
     def _check_job(self, opening: session_pb2.Open) -> Status | None:
         config = self._machine.config

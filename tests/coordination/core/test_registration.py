@@ -27,7 +27,7 @@ def test_no_agent_joins_an_attempt_that_is_over() -> None:
     """Those that wait are told, and so is one that comes later."""
     driver = Driver(2, sessions=False)
     early = driver.register(0, 10)
-    driver.machine.end_attempt("process 1 has failed")
+    driver.machine.registration.end_attempt("process 1 has failed")
     late = driver.register(1, 20)
     assert [driver.code(call) for call in (early, late)] == [Code.ABORTED] * 2
     assert driver.message(late) == "process 1 has failed"

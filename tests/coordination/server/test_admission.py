@@ -129,14 +129,17 @@ def test_a_certificate_speaks_for_its_processes_alone() -> None:
     for task_id in range(3):
         assert owners.may_join(task_id, f"key {task_id}") is None
         driver.register(task_id, 50 + task_id)
-    names = [b"DNS:somewhere", b"holdfast:process/1", b"holdfast:process/x"]
+
+    def names() -> list[bytes]:
+        return [b"DNS:somewhere", b"holdfast:process/1", b"holdfast:process/x"]
+
     assert (
         owners.may_join(1, "next life", names) is None and owners.may_call(1, "next life") is None
     )
     denied = owners.may_join(0, "next life", names)
     assert denied is not None and denied.code is Code.PERMISSION_DENIED
     assert denied.message == "process 0 is another's: the caller's certificate names 1 alone"
-    nameless = owners.may_join(2, "stranger", [b"DNS:somewhere"])
+    nameless = owners.may_join(2, "stranger", lambda: [b"DNS:somewhere"])
     assert nameless is not None and nameless.code is Code.PERMISSION_DENIED
 
 
@@ -153,18 +156,19 @@ def test_a_certificate_stands_for_the_key(uri: bytes) -> None:
     key of another does not.
     """
     owners = TaskOwners(Driver(3, sessions=False).machine)
-    assert owners.may_join(1, "", [uri]) is None and owners.may_call(1, "", lambda: [uri]) is None
+    assert (
+        owners.may_join(1, "", lambda: [uri]) is None
+        and owners.may_call(1, "", lambda: [uri]) is None
+    )
     assert owners.may_call(-1, "", lambda: [uri]) is None
-    for status in (owners.may_join(0, "", [uri]), owners.may_call(0, "", lambda: [uri])):
+    for status in (owners.may_join(0, "", lambda: [uri]), owners.may_call(0, "", lambda: [uri])):
         assert (
             status is not None
             and status.message == "process 0 is another's: the caller's certificate names 1 alone"
         )
     for names in ([], [b"DNS:process/1"], [b"spiffe://example.org/process/1"]):
-        for status in (
-            owners.may_join(1, "", names),
-            owners.may_call(1, "", lambda names=names: names),
-        ):  # type: ignore[misc]
+        for may in (owners.may_join, owners.may_call):
+            status = may(1, "", lambda names=names: names)  # type: ignore[misc]
             assert (
                 status is not None and "or a certificate that names its process" in status.message
             )
