@@ -192,7 +192,7 @@ def many_processes() -> None:
     group = CountingGroup()
     record = timed(
         "record read and sent",
-        lambda: read_record_together(store, "1", group, "record", timeout_s=1),
+        lambda: read_record_together(store, "1", group, "record", timeout_s=1).record,
     )  # type: ignore[arg-type]
     sent = group.bytes // group.messages
     print(

@@ -7,14 +7,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .agreement.exchange import ask_primary
-from .agreement.group_record import read_record_together
-from .agreement.restore_verdict import RestoreAgreement, Verdict, name_items
+from .agreement.group_record import SentRecord, read_record_together
+from .agreement.restore_verdict import RestoreAgreement, Verdict, is_small, name_items
 from .errors import Corrupt, HostileCheckpoint, StepGone, StepNotFound, error_text, naming_step
 from .format.record import Record
 from .layouts.base import CheckpointReader
@@ -187,7 +187,7 @@ class StepRestorer:
                 elif step in self._catalog.foreign:
                     yield self._catalog.foreign.open(step)
                 else:
-                    yield self._open_durable(step, hold_s)
+                    yield self._open_durable(step, wanted, options, agreement, hold_s=hold_s)
 
         is_ours = key is None and step not in self._catalog.foreign
         shares = is_ours and is_worth_sharing(options.read, root.storage, root.group)
@@ -217,17 +217,29 @@ class StepRestorer:
                 step=step,
             )
 
-    def _open_durable(self, step: int, hold_s: float) -> CheckpointReader:
+    def _open_durable(
+        self,
+        step: int,
+        wanted: Iterable[str],
+        options: RestoreOptions,
+        agreement: RestoreAgreement,
+        *,
+        hold_s: float,
+    ) -> CheckpointReader:
         folder = self._state.index.folder(step)
         with self._catalog.looking_for(step):
-            record = self._read_record(folder)
+            record, has_room = self._read_record(folder, wanted, options)
+        if has_room:
+            agreement.found_room()
         self._hold(step, folder, hold_s)
         return HoldfastCheckpoint(self._root.storage, folder, record)
 
-    def _read_record(self, folder: str) -> Record:
+    def _read_record(
+        self, folder: str, wanted: Iterable[str], options: RestoreOptions
+    ) -> SentRecord:
         group = self._root.group
         if group.count == 1:
-            return self._catalog.seen.read(self._root.storage, folder)
+            return SentRecord(self._catalog.seen.read(self._root.storage, folder))
         return read_record_together(
             self._root.storage,
             folder,
@@ -235,7 +247,17 @@ class StepRestorer:
             f"{self._root.messages}/record",
             question=str(self._tries),
             timeout_s=self._timeout_s,
+            find_room=lambda record: self._has_room(record, wanted, options),
         )
+
+    def _has_room(self, record: Record, wanted: Iterable[str], options: RestoreOptions) -> bool:
+        """Says whether each process has room for all of the items, were it to read them whole."""
+        items = [record.items[item] for item in wanted if item in record.items]
+        nbytes = sum(leaf.nbytes for item in items for leaf in item.leaves)
+        if is_small(nbytes, self._root.group.count):
+            return True
+        # A cast makes copies, of another size.
+        return not options.cast and self._root.memory.has_room_for_each(nbytes)
 
 
 class Together(NamedTuple):

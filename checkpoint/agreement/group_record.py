@@ -5,8 +5,9 @@ large for one service to send to all.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from crc32c import crc32c
 
@@ -23,12 +24,14 @@ from .exchange import hear
 # of a compressed record: 1 GB from the primary's service to 4,096 processes
 MESSAGE_BYTES = 256 << 10
 _RECORD = b"record:"
+_ROOMY_RECORD = b"record, and room for it:"
 _CHECKSUM = b"checksum:"
 
 
 @dataclass(frozen=True)
 class RecordMessage:
-    """The record as the primary sends it: whole, or its checksum, or nothing of it.
+    """The record as the primary sends it: whole, or its checksum, or nothing of it. With a whole
+    one it says whether each process `has_room` for what it is to read.
 
     A record is much larger than all else of the message, so its bytes go as they are, compressed.
     """
@@ -36,12 +39,14 @@ class RecordMessage:
     question: str
     record: bytes | None = None
     crc: int | None = None
+    has_room: bool = False
 
     def to_bytes(self) -> bytes:
         """Returns the kind of the message, and what it says."""
         text = b""
         if self.record is not None:
-            text = _RECORD + zlib.compress(self.record, 1)
+            kind = _ROOMY_RECORD if self.has_room else _RECORD
+            text = kind + zlib.compress(self.record, 1)
         elif self.crc is not None:
             text = b"%s%d" % (_CHECKSUM, self.crc)
         return b"%s\n%s" % (self.question.encode(), text)
@@ -51,10 +56,18 @@ class RecordMessage:
         """Reads what `to_bytes` wrote, up to RECORD_LIMIT_BYTES."""
         head, _, text = data.partition(b"\n")
         question = head.decode()
-        if text.startswith(_RECORD):
-            packed = text[len(_RECORD) :]
-            return cls(question, zlib.decompressobj().decompress(packed, RECORD_LIMIT_BYTES))
+        for kind in (_RECORD, _ROOMY_RECORD):
+            if text.startswith(kind):
+                body = zlib.decompressobj().decompress(text[len(kind) :], RECORD_LIMIT_BYTES)
+                return cls(question, body, has_room=kind == _ROOMY_RECORD)
         return cls(question, crc=int(text[len(_CHECKSUM) :])) if text else cls(question)
+
+
+class SentRecord(NamedTuple):
+    """A record as all processes have it, and whether the primary has found room for it."""
+
+    record: Record
+    has_room: bool = False
 
 
 def read_record_together(
@@ -65,7 +78,8 @@ def read_record_together(
     *,
     question: str = "",
     timeout_s: float,
-) -> Record:
+    find_room: Callable[[Record], bool] = lambda record: False,
+) -> SentRecord:
     """Returns a step's record on every process of a group, which all call it alike. Blocks.
 
     The primary reads it and sends it on, compressed, by a message of that `name`, to those that ask
@@ -73,11 +87,22 @@ def read_record_together(
     more than MESSAGE_BYTES, each reads it from the store, and raises StepGone if it is no longer
     the same. Where the primary cannot read it, each finds out for itself. Raises as `read_record`
     does, and BarrierTimeout or ProcessLost where the primary does not answer within `timeout_s`.
+
+    `find_room` says, at the primary, whether each process has the memory for what it is to read;
+    all hear it alike, False where the record is not sent.
     """
     if group.count == 1:
-        return read_record(storage, step_dir)
+        return SentRecord(read_record(storage, step_dir))
     if group.index == 0:
-        return _read_and_send(storage, step_dir, group, name, question, timeout_s=timeout_s)
+        return _read_and_send(
+            storage,
+            step_dir,
+            group,
+            name,
+            question=question,
+            timeout_s=timeout_s,
+            find_room=find_room,
+        )
     message = hear(group, name, question, RecordMessage.from_bytes, timeout_s)
     data = message.record
     if data is None:
@@ -88,7 +113,7 @@ def read_record_together(
                 f"{path}: the step was overwritten while it was being read; restore it again",
                 path=path,
             )
-    return parse_fetched(data, storage, step_dir)
+    return SentRecord(parse_fetched(data, storage, step_dir), message.has_room)
 
 
 def _read_and_send(
@@ -96,17 +121,20 @@ def _read_and_send(
     step_dir: str,
     group: Group,
     name: str,
-    question: str,
     *,
+    question: str,
     timeout_s: float,
-) -> Record:
+    find_room: Callable[[Record], bool],
+) -> SentRecord:
     message = RecordMessage(question).to_bytes()
     try:
         data = fetch_record(storage, step_dir)
         record = parse_fetched(data, storage, step_dir)
-        message = RecordMessage(question, data).to_bytes()
+        has_room = find_room(record)
+        message = RecordMessage(question, data, has_room=has_room).to_bytes()
         if len(message) > MESSAGE_BYTES:
+            has_room = False
             message = RecordMessage(question, crc=crc32c(data)).to_bytes()
-        return record
+        return SentRecord(record, has_room)
     finally:
         group.broadcast(name, message, timeout_s=timeout_s)

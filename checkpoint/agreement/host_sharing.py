@@ -69,4 +69,8 @@ def _find_sharers(group: Group, name: str, timeout_s: float, *, asks: bool) -> S
     place = HostPlace(boot_id(), tuple(numbers.values()))
     counts = exchange(group, name, place, SharerCounts.of, SharerCounts, timeout_s=timeout_s)
     on_machine, *in_cgroups = counts.by_rank[group.index]
-    return Sharers(on_machine, dict(zip(numbers, in_cgroups, strict=True)))
+    return Sharers(
+        on_machine,
+        dict(zip(numbers, in_cgroups, strict=True)),
+        is_whole_job=all(found == group.count for row in counts.by_rank for found in row),
+    )

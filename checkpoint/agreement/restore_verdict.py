@@ -104,6 +104,7 @@ class RestoreAgreement:
         self._timeout_s = timeout_s
         self._verdict: Verdict | None = None  # once it is final
         self._is_open = False
+        self._has_room = False
         self._save_id = ""
         self._read: set[str] = set()
         self._shares = 0
@@ -114,6 +115,10 @@ class RestoreAgreement:
         """
         self._is_open = True
         self._save_id = save_id
+
+    def found_room(self) -> None:
+        """Takes note that the primary has found room for what all processes read, and told all."""
+        self._has_room = True
 
     def run(self, restore: Callable[[], T], path: str) -> tuple[T | None, Verdict]:
         """Returns what `restore` returns, and the verdict. The store's errors name a file, or
@@ -130,9 +135,11 @@ class RestoreAgreement:
         """Raises NotEnoughMemory, on every process, if the hosts of some have no room for an item,
         and the error of one that has failed.
 
-        An item that is read again has its room, and so has a small one, alike on all processes.
+        An item that is read again has its room, and so has a small one, or one for which the
+        primary has found it: alike on all processes.
         """
-        if need.item in self._read or is_small(need.item_bytes, self.group.count):
+        known = self._has_room or need.item in self._read
+        if known or is_small(need.item_bytes, self.group.count):
             return
         self._read.add(need.item)
         self._go_on(self._agree(f"before {need.item!r} is read", need=need))

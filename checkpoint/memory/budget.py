@@ -28,11 +28,13 @@ UNASKED_BYTES = 16 << 20
 class Sharers:
     """How many processes of the job share a bound, this one counted.
 
-    `by_cgroup` has the cgroups by their folders, of those that are known.
+    `by_cgroup` has the cgroups by their folders, of those that are known. `is_whole_job`: all of
+    the job are known to share every bound, so that each sees what the others see.
     """
 
     on_machine: int = 1
     by_cgroup: Mapping[str, int] = field(default_factory=dict)
+    is_whole_job: bool = False
 
     def of(self, level: MemoryLevel) -> int:
         """Returns how many share a level."""
@@ -177,6 +179,10 @@ class MemoryBudget:
         if nbytes <= UNASKED_BYTES and self.bound_bytes is None:
             return FreeMemory(UNLIMITED_BYTES)
         return self.free()
+
+    def has_room_for_each(self, nbytes: int) -> bool:
+        """Says whether this process sees that each of the job may take so many bytes now."""
+        return self.sharers.is_whole_job and nbytes <= divide(self._levels(), self.sharers).nbytes
 
     def free_bytes(self) -> int:
         """Returns how many bytes this process may take now, beside what it holds.

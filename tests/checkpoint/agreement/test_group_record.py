@@ -5,6 +5,7 @@ the same save.
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def read_all(stores: list[Fetches]) -> list[Record | CheckpointError]:
 
     def read(group: Group, storage: Fetches) -> Record | CheckpointError:
         try:
-            return read_record_together(storage, "1", group, "record", timeout_s=20)
+            return read_record_together(storage, "1", group, "record", timeout_s=20).record
         except CheckpointError as error:
             return error
 
@@ -107,6 +108,33 @@ def test_a_process_alone_sends_nothing(count: int, tmp_path: Path) -> None:
     save(tmp_path / "1", {"a": np.arange(3)})
     with groups(count) as (group,):
         assert (
-            read_record_together(LocalStorage(tmp_path), "1", group, "record", timeout_s=20).step
+            read_record_together(
+                LocalStorage(tmp_path), "1", group, "record", timeout_s=20
+            ).record.step
             == 0
         )
+
+
+def test_all_hear_whether_there_is_room(tmp_path: Path) -> None:
+    """By the primary's word, whatever another would have found; and never without the record."""
+    save(tmp_path / "1", {"a": np.arange(3)})
+    save(tmp_path / "2", {"a": np.arange(3)}, metadata=os.urandom(MESSAGE_BYTES).hex())
+
+    def ask(group: Group, step: str, *, has_room: bool) -> bool:
+        return read_record_together(
+            LocalStorage(tmp_path),
+            step,
+            group,
+            "record",
+            timeout_s=20,
+            find_room=lambda record: has_room is (group.index == 0),
+        ).has_room
+
+    with groups(COUNT) as members:
+
+        def found(step: str, *, has_room: bool) -> list[bool]:
+            return at_once([partial(ask, group, step, has_room=has_room) for group in members])
+
+        assert found("1", has_room=True) == [True] * COUNT
+        assert found("1", has_room=False) == [False] * COUNT
+        assert found("2", has_room=True) == [False] * COUNT

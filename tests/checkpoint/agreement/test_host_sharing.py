@@ -46,7 +46,7 @@ def test_processes_of_one_cgroup_find_each_other() -> None:
     """Without a launcher that says it: all share what this process sees."""
     with groups(3) as members:
         found = at_once([partial(find_sharers, group, "hosts", 20, asks=True) for group in members])
-    assert found == [Sharers(3, dict.fromkeys(cgroup_numbers(), 3))] * 3
+    assert found == [Sharers(3, dict.fromkeys(cgroup_numbers(), 3), is_whole_job=True)] * 3
 
 
 def test_who_is_in_another_cgroup_sees_other_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

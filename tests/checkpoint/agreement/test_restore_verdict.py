@@ -17,6 +17,7 @@ from holdfast.checkpoint.agreement.restore_verdict import (
     Verdict,
     judge,
 )
+from holdfast.checkpoint.memory.need import MemoryNeed
 from holdfast.coordination import BarrierTimeout
 from holdfast.multihost import Group, Solo
 from tests.support.checkpointing import at_once, groups
@@ -209,3 +210,15 @@ def test_the_cost_at_scale(count: int) -> None:
         sum(len(report.to_bytes()) for report in reports) < 150 * count
         and judge(reports) == RestoreAnswer()
     )
+
+
+def test_nobody_is_asked_for_memory_that_the_primary_has_found() -> None:
+    """A process alone would wait for the others; without the primary's word it does."""
+    need = MemoryNeed(1 << 40, "state", 1 << 40)
+    with groups(2) as (group, _):
+        agreement = RestoreAgreement(group, "restore", "step 1", 0.1)
+        agreement.found_room()
+        agreement.before_reading(need)
+        agreement = RestoreAgreement(group, "restore", "step 1", 0.1)
+        with pytest.raises(BarrierTimeout):
+            agreement.before_reading(need)

@@ -64,6 +64,17 @@ def test_a_bound_of_the_caller_is_the_only_one() -> None:
     assert budget.free().level is None
 
 
+def test_a_process_speaks_for_all_only_where_all_share_its_bounds() -> None:
+    """An eighth is left to the program: 1,000 bytes have room for 437 of each of two."""
+    apart = MemoryBudget(Sharers(2), look=lambda: [level(1000)])
+    together = MemoryBudget(Sharers(2, is_whole_job=True), look=lambda: [level(1000)])
+    assert together.has_room_for_each(437) and not together.has_room_for_each(438)
+    assert not apart.has_room_for_each(1)
+    # A caller's bound is this process's alone.
+    bound = MemoryBudget(Sharers(2, is_whole_job=True), 1 << 50, look=lambda: [level(1000)])
+    assert not bound.has_room_for_each(438)
+
+
 def test_a_little_is_taken_unasked() -> None:
     """To look at files of the kernel would cost more than a small save does."""
     tight = MemoryBudget(look=lambda: [level(80)])
@@ -82,6 +93,9 @@ def test_memory_in_use_again_is_not_free(monkeypatch: pytest.MonkeyPatch) -> Non
     assert look.free_bytes() == UNASKED_BYTES * 7 // 8
     (seen,) = look.seen_levels(UNASKED_BYTES + 1)
     assert seen.most_bytes == 2 * UNASKED_BYTES
+    both = MemoryBudget(Sharers(2, is_whole_job=True), look=look.look)
+    assert both.has_room_for_each(UNASKED_BYTES * 7 // 8)
+    assert not both.has_room_for_each(UNASKED_BYTES * 7 // 8 + 1)
     assert MemoryBudget(look=lambda: [level(UNASKED_BYTES)]).free_bytes() == 0
 
 
