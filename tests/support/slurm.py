@@ -17,15 +17,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import pytest
+
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 
 
-def missing_programs() -> list[str]:
-    """Returns which of Slurm's programs this machine lacks; scripts/install_system_packages.sh
-    installs them.
-    """
+def require_slurm() -> None:
+    """Skips a module's tests where this machine has no Slurm, or they may not start it."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin"
-    return [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
+    missing = [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
+    if missing:
+        pytest.skip(
+            f"Slurm is not installed ({', '.join(missing)} missing):"
+            " scripts/install_system_packages.sh",
+            allow_module_level=True,
+        )
+    if os.getuid() != 0:
+        pytest.skip(
+            "slurmctld and slurmd run as root here, and we are not", allow_module_level=True
+        )
 
 
 def _free_ports(count: int) -> list[int]:

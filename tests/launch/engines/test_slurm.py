@@ -16,17 +16,10 @@ import pytest
 from holdfast.launch.engines import slurm as engine_of_slurm
 from tests.support.cluster import free_port
 from tests.support.paths import EXAMPLES, program
-from tests.support.slurm import SlurmCluster, missing_programs
+from tests.support.slurm import SlurmCluster, require_slurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290)]
-if missing := missing_programs():
-    pytest.skip(
-        f"Slurm is not installed ({', '.join(missing)} missing):"
-        " scripts/install_system_packages.sh",
-        allow_module_level=True,
-    )
-if os.getuid() != 0:
-    pytest.skip("slurmctld and slurmd run as root here, and we are not", allow_module_level=True)
+require_slurm()
 
 TRAINER = EXAMPLES / "train_digits.py"
 HOLDFAST = Path(sys.executable).parent / "holdfast"

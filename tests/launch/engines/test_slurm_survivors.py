@@ -5,7 +5,6 @@ is replaced on its node, or on a spare where that is lost too, and the others st
 from __future__ import annotations
 
 import functools
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -16,17 +15,10 @@ import pytest
 
 from tests.support.paths import program
 from tests.support.restartable_jobs import Death, Restartable
-from tests.support.slurm import SlurmCluster, missing_programs
+from tests.support.slurm import SlurmCluster, require_slurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290)]
-if missing := missing_programs():
-    pytest.skip(
-        f"Slurm is not installed ({', '.join(missing)} missing):"
-        " scripts/install_system_packages.sh",
-        allow_module_level=True,
-    )
-if os.getuid() != 0:
-    pytest.skip("slurmctld and slurmd run as root here, and we are not", allow_module_level=True)
+require_slurm()
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
 OPTIONS = "--heartbeat-timeout-s 10 --coordinator-host 127.0.0.1"
