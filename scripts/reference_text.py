@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import enum
+import enum
 import inspect
 import os
 import re
@@ -52,7 +53,11 @@ def member_entry(cls: type, name: str, member: Any, level: int) -> str:
 
 
 def signature(name: str, value: Any) -> str:
-    """Returns the call as code: one line, or one for each argument."""
+    """Returns the call as code: one line, or one for each argument; the members of an Enum, whose
+    call each Python writes in another way.
+    """
+    if inspect.isclass(value) and issubclass(value, enum.Enum):
+        return f"\n```py\n{name}: {', '.join(value.__members__)}\n```\n"
     try:
         found = inspect.signature(value)
     except ValueError:

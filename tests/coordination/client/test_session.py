@@ -13,7 +13,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.coordination import BarrierTimeout, CoordinationError, Credentials, Fenced
+from holdfast.coordination import (
+    BarrierTimeout,
+    CoordinationError,
+    Credentials,
+    Fenced,
+    StatusClient,
+)
 from holdfast.coordination.client.session import (
     ANSWER_GRACE_S,
     SessionTransport,
@@ -230,12 +236,10 @@ def test_a_closed_session_takes_no_calls(joined: Joined) -> None:
 
 def test_stacks_are_answered_by_the_process(served: Served, joined: Joined) -> None:
     """The service asks over the Session; the answer names this very thread."""
-    request = spb.StacksRequest(task_id=0)
-    response = joined.transport.call("Stacks", request, Deadline(20))
-    assert (
-        b"test_stacks_are_answered_by_the_process" in response.stacks
-        and b"MainThread" in response.stacks
-    )
+    with StatusClient(served.address) as client:
+        [answer] = client.stacks([0])
+    assert isinstance(answer, str)
+    assert "test_stacks_are_answered_by_the_process" in answer and "MainThread" in answer
 
 
 def test_nobody_listens() -> None:

@@ -247,9 +247,11 @@ def test_equal_watches_share_one_answer() -> None:
     """
     driver = Driver(2)
     call = asking(driver, PROFILE_A + "WatchTasks")
+    driver.machine.watches.watch(call, -1)
     answers = [call.encoded(driver.machine) for _ in range(100)]
     assert all(answer is answers[0] for answer in answers)
     driver.make(lambda call: driver.machine.report_error(call, 13, "boom"), 1)
+    driver.machine.watches.watch(call, -1)
     newer = a.WatchTasksResponse.FromString(call.encoded(driver.machine))
     assert (
         newer.task_state[1].state == a.TaskState.ERROR

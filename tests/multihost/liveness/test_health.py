@@ -65,6 +65,7 @@ def test_which_lives_ended_between_two_lists() -> None:
         TaskInfo(0, "CONNECTED", 10, host="told later"),
         TaskInfo(1, "ERROR", 11, "ABORTED", "killed"),
         TaskInfo(2, "CONNECTED", 99),
+        TaskInfo(3, "DISCONNECTED", 13),
         TaskInfo(4, "ERROR", 0),
     )
     assert {n: (life.incarnation, life.error) for n, life in health.failed().items()} == {
