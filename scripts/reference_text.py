@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import enum
-import enum
 import inspect
 import os
 import re
