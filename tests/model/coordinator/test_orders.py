@@ -35,7 +35,7 @@ def test_every_order_keeps_the_promises(bounds: Bounds) -> None:
 def test_every_order_with_more_faults_keeps_the_promises(bounds: Bounds) -> None:
     found = search(bounds)
     assert found.broken is None, (found.broken, found.story)
-    assert found.states > 5_000
+    assert found.states > 1_000
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

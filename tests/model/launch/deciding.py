@@ -93,6 +93,9 @@ def _code(step: Step) -> int | None:
     event = step.event
     if not is_own(step) or step.before.state not in GOING:
         return None
+    same = step.after.attempt == step.before.attempt
+    if isinstance(event, Exited) and same and event.process in step.after.alive:
+        return None  # it is started again in this attempt, and the others go on
     if isinstance(event, Exited) and event.code not in LEFT:
         return event.code if event.code >= 0 else 128 - event.code
     if isinstance(event, Exited) and event.code == PREEMPTED and not step.after.alive:
