@@ -154,7 +154,9 @@ class TravellingPrograms:
         """Fetches what this host lacks; returns what all hosts have then."""
         own: dict[str, Any] = {"kind": self._kind}
         if self._group.index in plan["holders"]:
-            own |= {"at": self._served(have.values()), "entries": _listing(have.values())}
+            own["at"] = self._served(have.values())
+            if self._group.index in plan["lists"]:
+                own["entries"] = _listing(have.values())
         union = self._told("entries", own, _union, timeout_s)
         wanted = _entries(union["entries"].get(self._kind, []))
         here = None  # its leader speaks for a host
@@ -378,6 +380,7 @@ def _plan(hosts: list[dict[str, str]]) -> dict[str, Any] | None:
         "alike": len(sets) == 1,
         "leaders": list(leaders.values()),
         "holders": [rank for ranks in holders for rank in ranks],
+        "lists": [ranks[0] for ranks in holders],
     }
 
 

@@ -170,7 +170,7 @@ def test_what_can_be_no_entry_is_not_asked_for(told: list[object]) -> None:
 
 
 def test_one_host_or_none_exchanges_nothing() -> None:
-    """Where all hosts have the same entries nobody names them; of each one process speaks."""
+    """Hosts with the same entries need not name them; of each host one process speaks."""
     one = {"host": "a", "kind": "k", "set": "1"}
     other = one | {"host": "b"}
     nothing = {"host": "", "kind": "", "set": ""}
@@ -178,7 +178,12 @@ def test_one_host_or_none_exchanges_nothing() -> None:
     alike = travel._plan([one, one, other])
     assert alike is not None and alike["alike"] and alike["leaders"] == [0, 2]
     differing = travel._plan([one, other | {"set": "2"}, nothing])
-    assert differing == {"alike": False, "leaders": [0, 1, 2], "holders": [0, 1]}
+    assert differing == {
+        "alike": False,
+        "leaders": [0, 1, 2],
+        "holders": [0, 1],
+        "lists": [0, 1],
+    }
 
 
 def test_what_a_killed_process_left_in_its_view_is_kept(tmp_path: Path) -> None:
