@@ -16,7 +16,8 @@ from .drawing import STEPS
 from .endings import Part, Runner
 
 _PREFIX = re.compile(r"^\[(\d+)\] ")
-_SAID = re.compile(r"^step (\d+) loss (\S+)", re.MULTILINE)
+# A line's end is a write of its own: Ctrl-C may put a traceback before it.
+_SAID = re.compile(r"^step (\d+) loss (nan|-?inf|-?\d[-+.\de]*)", re.MULTILINE)
 _GOODPUT = re.compile(r"^holdfast: goodput (\d+)% of ([\d.]+) s: (.*)$", re.MULTILINE)
 _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 _TROUBLE = re.compile(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +11,7 @@ import pytest
 
 from holdfast.checkpoint.storage.path import open_storage
 from holdfast.checkpoint.storage.threads import ByteBudget
+from tests.support.ctrl_c import is_interrupted
 
 MIB = 1 << 20
 
@@ -76,23 +76,15 @@ def test_ctrl_c_locks_no_store_up() -> None:
     storage = open_storage("memory://ctrl-c")
     data = memoryview(bytes(MIB))
     rng = random.Random(7)
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    interrupted = 0
-    try:
-        for _ in range(400):
-            try:
-                end = time.monotonic() + 0.02  # a callback of a weak reference may swallow it
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0001, 0.002))
-                while time.monotonic() < end:
-                    storage.write("a", MIB, [(0, [data])])
-                    storage.read("a", 0, [memoryview(bytearray(MIB))])
-                    storage.list("")
-            except KeyboardInterrupt:
-                interrupted += 1
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+
+    def ask() -> None:
+        end = time.monotonic() + 0.02  # a callback of a weak reference may swallow it
+        while time.monotonic() < end:
+            storage.write("a", MIB, [(0, [data])])
+            storage.read("a", 0, [memoryview(bytearray(MIB))])
+            storage.list("")
+
+    interrupted = sum(is_interrupted(rng.uniform(0.0001, 0.002), ask) for _ in range(400))
     assert interrupted > 300
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(storage.fetch, "a", MIB)

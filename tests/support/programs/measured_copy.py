@@ -9,6 +9,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+import holdfast.checkpoint.tools.copy  # noqa: F401  # what is imported is not the copy's memory
 from holdfast.cli.entry import main
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -24,6 +25,7 @@ from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 from tests.support.checkpointing import at_once, groups
+from tests.support.ctrl_c import is_interrupted
 from tests.support.object_servers import TensorStoreMemory
 from tests.support.orbax import assert_same, assert_same_leaf, rich_tree
 from tests.support.paths import ROOT, program
@@ -324,18 +326,11 @@ def test_two_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_ctrl_c_leaves_nothing_of_a_save(tmp_path: Path) -> None:
     """At whatever moment: what is on its way when the folder is removed would make it anew."""
     tree = {f"w{index}": np.ones(64, np.float32) for index in range(1500)}
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    interrupted = 0
-    try:
-        for number in range(20):
-            signal.setitimer(signal.ITIMER_REAL, 0.02 + 0.02 * number)
-            try:
-                save(tmp_path / str(number), tree, layout="orbax")
-            except KeyboardInterrupt:
-                interrupted += 1
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert interrupted
+    interrupted = [
+        is_interrupted(
+            0.02 + 0.02 * number, partial(save, tmp_path / str(number), tree, layout="orbax")
+        )
+        for number in range(20)
+    ]
+    assert any(interrupted)
     assert not [path for path in tmp_path.iterdir() if TEMPORARY in path.name]
