@@ -23,6 +23,8 @@ from ..format.tree import is_there
 
 # Arrays that are looked at from either end of a state. A step may leave some as they are.
 MOST_LOOKS = 4
+# What is gone through for them: a state of NumPy's may have 100,000 leaves, and no array of jax's.
+MOST_LEAVES = 256
 
 
 class RunAhead:
@@ -83,23 +85,24 @@ def _mark(state: Any) -> jax.Array | None:
 
 def _find_pending(state: Any) -> Any:
     for backwards in (False, True):
-        for array in itertools.islice(_arrays(state, backwards=backwards), MOST_LOOKS):
+        leaves = itertools.islice(_leaves(state, backwards=backwards), MOST_LEAVES)
+        arrays = (leaf for leaf in leaves if isinstance(leaf, jax.Array))
+        for array in itertools.islice(arrays, MOST_LOOKS):
             if not is_there(array):
                 return getattr(array, "_base_array", array)  # an array of keys wraps one
     return None
 
 
-def _arrays(tree: Any, *, backwards: bool) -> Iterator[jax.Array]:
-    """Yields the arrays of a tree one by one: flattening a large one may outlast a step."""
+def _leaves(tree: Any, *, backwards: bool) -> Iterator[Any]:
+    """Yields the leaves of a tree one by one: flattening a large one may outlast a step."""
     in_order = reversed if backwards else iter
     open_nodes: list[Iterator[Any]] = [iter((tree,))]
     while open_nodes:
         for node in open_nodes[-1]:
-            if isinstance(node, jax.Array):
-                yield node
-            elif children := _children(node):
+            if children := _children(node):
                 open_nodes.append(in_order(children))
                 break
+            yield node
         else:
             open_nodes.pop()
 
