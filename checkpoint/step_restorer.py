@@ -202,6 +202,7 @@ class StepRestorer:
         if verdict.error is None:
             self._state.order.restored(step)
             self._state.lineage.restored()
+            root.group.report(restored_step=step)
         return values, verdict
 
     def _hold(self, step: int, folder: str, hold_s: float) -> None:

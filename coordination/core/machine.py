@@ -87,7 +87,7 @@ class Machine:
         self.devices = Devices(config.num_tasks)
         self.registration = Registration(config, *tasks, polls=self.polls, barriers=self.barriers)
         self.shutdown_barrier = ShutdownBarrier(*tasks, self.polls)
-        self._saved_step: int | None = None
+        self._told: dict[str, float] = {}  # steps in the history, by kind of event
         self._next_scan = now + _SCAN_INTERVAL_S
         self.fenced: list[int] = []  # tasks that were given up, whose Sessions are to end
 
@@ -386,20 +386,20 @@ class Machine:
         step = given.get("step")
         if step is not None:
             task.steps.note(step, now)
-        saved_step = given.get("saved_step")
-        if saved_step is not None and (not again or self._saved_step is None):
-            self._note_save(saved_step, now, again=again)
+        self._note_step("saved", given.get("saved_step"), now, again=again)
+        self._note_step("restored", values.get("restored_step"), now, again=again)
         if trouble and not again:
             self.events.note("trouble", f"process {task_id}: {trouble}", now, task_id)
         call.succeed()
 
-    def _note_save(self, saved_step: int, now: float, *, again: bool) -> None:
-        """Notes a step that is saved, once for the job."""
-        if saved_step == self._saved_step:
+    def _note_step(self, kind: str, step: float | None, now: float, *, again: bool) -> None:
+        """Notes what was done with a step, once for the job."""
+        told = self._told.get(kind)
+        if step is None or step == told or (again and told is not None):
             return
-        self._saved_step = saved_step
+        self._told[kind] = step
         if not again:
-            self.events.note("saved", f"step {saved_step} is saved", now)
+            self.events.note(kind, f"step {step:.0f} is {kind}", now)
 
     def waiting_calls(self) -> Counter[int]:
         """Returns how many calls of each task's program wait. What a thread of ours waits for all

@@ -487,10 +487,10 @@ def _first_line(text: str) -> str:
 
 
 def newest(history: Iterable[session_pb2.Event]) -> list[session_pb2.Event]:
-    """Returns what a new coordinator is told: the last saves, and of all else the last events."""
+    """Returns what a new coordinator is told: of saves and restores, and of all else, the last."""
     kept: dict[bool, deque[session_pb2.Event]] = {
         is_save: deque(maxlen=_MOST_HISTORY) for is_save in (False, True)
     }
     for event in history:
-        kept[event.kind == SAVED].append(event)
+        kept[event.kind in (SAVED, "restored")].append(event)
     return sorted([*kept[False], *kept[True]], key=lambda event: event.unix_s)

@@ -390,8 +390,12 @@ def _reached(
         yield f"the report's last step is {shown['furthest']['step']}, status.json's {step}"
     if part.code in (0, 75, 130) and told.said and step not in (0, told.last_said):
         yield f"status.json's last step is {step}, the log's {told.last_said}"
-    if part.code == 0 and told.said and step == 0:
+    restored = _steps_in_events(status.get("events", []), "restored")
+    # An attempt that comes back at the end has nothing to do.
+    if part.code == 0 and told.said and step == 0 and told.last_said not in restored:
         yield f"status.json knows no step, the log says {told.last_said}"
+    if part.code == 0 and not told.resumed <= restored:
+        yield f"restored by events of status.json: {sorted(restored)}, log: {sorted(told.resumed)}"
     if step > max(told.last_said + 1, *told.resumed, 0) and told.said and not _may_go_on(part):
         yield f"status.json's last step is {step}; the program printed {told.last_said}"
 
@@ -403,13 +407,13 @@ def _saves_of(look: dict[str, Any]) -> set[int]:
     return _steps_in_events(look["events"])
 
 
-def _steps_in_events(events: list[dict[str, Any]]) -> set[int]:
-    """Returns the steps that the history calls saved."""
-    saved = set()
+def _steps_in_events(events: list[dict[str, Any]], kind: str = "saved") -> set[int]:
+    """Returns the steps that the history calls saved, or restored."""
+    steps = set()
     for event in events:
-        if event["kind"] == "saved":
-            saved.update(int(number) for number in re.findall(r"\d+", event["text"]))
-    return saved
+        if event["kind"] == kind:
+            steps.update(int(number) for number in re.findall(r"\d+", event["text"]))
+    return steps
 
 
 def _saved(part: Part, told: Told, status: dict[str, Any], shown: dict[str, Any]) -> Iterator[str]:
@@ -421,7 +425,9 @@ def _saved(part: Part, told: Told, status: dict[str, Any], shown: dict[str, Any]
     if in_events and max(in_events) != told.newest and len(told.roots) == 1:
         yield f"the newest that was saved is {max(in_events)} by events, {told.newest} by ls"
     said = _furthest(status, "savedStep")
-    if part.code == 0 and in_events and said != told.newest and len(told.roots) == 1:
+    restored = _steps_in_events(status.get("events", []), "restored")
+    known = said == told.newest or (said == 0 and told.newest in restored)
+    if part.code == 0 and in_events and not known and len(told.roots) == 1:
         yield f"status.json's last saved step is {said}, ls's {told.newest}"
     root = next(
         (r for t in status.get("tasks", []) if (r := t.get("progress", {}).get("root"))), None

@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.checkpoint.memory.levels import MemoryLevel, find_cgroup_folders, find_levels
+from holdfast.checkpoint.memory.levels import (
+    UNLIMITED_BYTES,
+    MemoryLevel,
+    find_cgroup_folders,
+    find_levels,
+)
 
 GIB = 1 << 30
 MEMINFO = "MemTotal: 64 kB\nMemFree: 8 kB\nMemAvailable: 32 kB\nSwapFree: 4 kB\n"
@@ -51,6 +56,15 @@ def test_v1_counts_clean_file_pages_of_the_whole_group_as_free() -> None:
     assert level == MemoryLevel(
         "the cgroup /job", 2000, 925, 1000, folder="/sys/fs/cgroup/memory/job", lazy_bytes=100
     )
+
+
+def test_of_the_machine_so_much_may_be_in_use_again() -> None:
+    """What is on the lists of file pages and in no file: 10 of 40 kB. All, where none are told."""
+    told = "Cached: 31 kB\nBuffers: 2 kB\nShmem: 3 kB\nActive(file): 22 kB\nInactive(file): 18 kB\n"
+    (level,) = find_levels({"/proc/meminfo": MEMINFO + told}.get)
+    assert level.lazy_bytes == 10 << 10
+    (level,) = find_levels({"/proc/meminfo": MEMINFO}.get)
+    assert level.lazy_bytes == UNLIMITED_BYTES
 
 
 def test_each_group_above_bounds_too() -> None:

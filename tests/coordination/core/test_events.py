@@ -34,11 +34,13 @@ def test_thousands_that_join_together_are_one_event() -> None:
 
 
 def test_a_life_is_told_from_beginning_to_end() -> None:
-    """Who joined, what was saved (once for all), what went wrong, a barrier that timed out, and who
-    was lost and why.
+    """Who joined, what was restored and saved (once for all), what went wrong, a barrier that timed
+    out, and who was lost and why.
     """
     driver = Driver(2, recoverable=True)
     report = driver.machine.report
+    for task_id in range(2):
+        driver.make(lambda call: report(call, values={"restored_step": 20.0}), task_id)
     for task_id in range(2):
         driver.make(lambda call: report(call, saved_step=30), task_id)
     driver.make(lambda call: report(call, trouble="step 40 was not saved: full"), 1)
@@ -47,14 +49,15 @@ def test_a_life_is_told_from_beginning_to_end() -> None:
     driver.wait(12, beating=(0,))
     kinds = [event.kind for event in driver.machine.events.after(0)]
     texts = [event.text for event in driver.machine.events.after(0)]
-    assert kinds == ["joined", "saved", "trouble", "barrier", "lost"], texts
-    assert texts[:3] == [
+    assert kinds == ["joined", "restored", "saved", "trouble", "barrier", "lost"], texts
+    assert texts[:4] == [
         "2 processes joined",
+        "step 20 is restored",
         "step 30 is saved",
         "process 1: step 40 was not saved: full",
     ]
-    assert "'save'" in texts[3] or "Id: save::" in texts[3]
-    assert texts[4] == "process 1 (host b1, silent for 11 s) is lost: its heartbeat timeout is 10 s"
+    assert "'save'" in texts[4] or "Id: save::" in texts[4]
+    assert texts[5] == "process 1 (host b1, silent for 11 s) is lost: its heartbeat timeout is 10 s"
 
 
 def test_history_survives_the_coordinator() -> None:
