@@ -105,7 +105,7 @@ class Lane(ABC):
     def _next_save(self, order: SaveOrder) -> OneSave:
         # Before all that can fail: the next save has the same number on all processes.
         self._counter += 1
-        step = check_step(order.step) if is_step(order.step) else 0
+        step = order.step if is_step(order.step) else 0
         return self._runner.new_save(self._counter, step)
 
     def _committed(self, save: OneSave, *, is_last: bool) -> None:

@@ -121,16 +121,17 @@ class CheckpointManager:
         """Says whether `save(step, ...)` would save: a save policy says so, or the preemption sync
         point. Alike on every process.
         """
-        self._made(step)
         step = check_step(step)
+        self._made(step)
         return any(lane.wants(step) for lane in self._parts.lanes)
 
     def reached_preemption(self, step: int) -> bool:
         """Says whether the job has to give its machines back: save this step and stop. Alike on
         every process, at the same step.
         """
+        step = check_step(step)
         self._made(step)
-        return self._parts.scheduler.preempted(check_step(step))
+        return self._parts.scheduler.preempted(step)
 
     def save(
         self,
@@ -168,8 +169,6 @@ class CheckpointManager:
         """
         self._refuse_in_callback("save")
         self._check_writable()
-        self._made(step, state if items is None else items)
-        refuse_after_end(f"step {step} of {self._root.where}")
         order = SaveOrder(
             step,
             state=state,
@@ -179,6 +178,9 @@ class CheckpointManager:
             dtype=dtype,
             overwrite=overwrite,
         )
+        step = order.step
+        self._made(step, state if items is None else items)
+        refuse_after_end(f"step {step} of {self._root.where}")
         lane = self._choose_lane(step, force=force)
         if lane is not None and self._state.order.has_restored:
             # Where the program has gone back, the save before is to be known, and left behind.
@@ -187,7 +189,7 @@ class CheckpointManager:
             self._state.statistics.add(saves_skipped=1)
             handle = SaveHandle(step)
         else:
-            self._last_saved = order.step
+            self._last_saved = step
             handle = lane.save(order)
         for other in self._parts.lanes[1:]:
             # Only now: who has heard of a failure, and who has not, begin the same saves.

@@ -81,7 +81,7 @@ class SingleSave:
         Where it raises, the claim is given up.
         """
         root = self.root
-        step = check_step(order.step) if is_step(order.step) else 0
+        step = order.step if is_step(order.step) else 0
         save = OneSave(root=root, key=SaveKey(root.writer.id, 0, step), overwrite=order.overwrite)
         try:
             check_named_step(order.step, root.where)

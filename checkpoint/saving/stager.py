@@ -22,7 +22,14 @@ from ..arrays.jax_settings import own_settings
 from ..errors import SaveCancelled, SaveFailed, error_text, failure_of
 from ..format.json_state import Json, is_tree, state_of
 from ..format.leaf_types import encode_leaf_types
-from ..format.limits import check_item_name, check_metrics, copy_json, encode_json
+from ..format.limits import (
+    check_item_name,
+    check_metrics,
+    check_step,
+    copy_json,
+    encode_json,
+    is_step,
+)
 from ..format.own_files import Files, StagedFiles, stage_files
 from ..format.tree import FlatTree, paused_gc
 from ..policy import StepFacts
@@ -68,6 +75,10 @@ class SaveOrder:
     metadata: Any = None
     dtype: SaveDtype = None
     overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if is_step(self.step):  # an array of jax's, too: a train state has its step as one
+            object.__setattr__(self, "step", check_step(self.step))
 
     def chosen_items(self) -> Mapping[str, Any]:
         """Returns the items by name. Raises ValueError unless state or items are given."""

@@ -394,7 +394,7 @@ def _reached(
     # An attempt that comes back at the end has nothing to do.
     if part.code == 0 and told.said and step == 0 and told.last_said not in restored:
         yield f"status.json knows no step, the log says {told.last_said}"
-    if part.code == 0 and not told.resumed <= restored:
+    if part.code == 0 and told.statistics and not told.resumed <= restored:
         yield f"restored by events of status.json: {sorted(restored)}, log: {sorted(told.resumed)}"
     if step > max(told.last_said + 1, *told.resumed, 0) and told.said and not _may_go_on(part):
         yield f"status.json's last step is {step}; the program printed {told.last_said}"

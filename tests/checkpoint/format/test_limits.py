@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jax import numpy as jnp
 
 from holdfast.checkpoint import (
     CheckpointManager,
+    EveryNSteps,
     Json,
     KeepLast,
+    StepExists,
     UnsupportedLeaf,
     load,
     save,
@@ -76,6 +79,22 @@ def test_a_step_that_no_reader_takes_is_refused(
     with pytest.raises((ValueError, TypeError), match="step"):
         call(tmp_path / "root", step)
     assert not _files(tmp_path / "root")
+
+
+@pytest.mark.parametrize("step", [np.int64(3), jnp.int32(3), np.array(3)], ids=repr)
+def test_a_step_may_be_the_number_of_a_train_state(step: Any, tmp_path: Path) -> None:
+    """Which is an array without dimensions, of jax or NumPy, in every call that takes a step."""
+    with CheckpointManager(tmp_path / "root", save_policy=EveryNSteps(3)) as manager:
+        assert manager.should_save(step) and not manager.reached_preemption(step)
+        assert manager.save(step, STATE, metrics={"loss": step})
+        manager.wait_until_finished()
+        assert manager.all_steps() == [3] and manager.metrics(step) == {"loss": 3}
+        assert manager.restore(step).keys() == STATE.keys()
+        with pytest.raises(StepExists):
+            manager.save(step, STATE, force=True)
+        manager.delete(step)
+    save(tmp_path / "one", STATE, step=step)
+    assert json.loads((tmp_path / "one/checkpoint.json").read_bytes())["step"] == 3
 
 
 @pytest.mark.parametrize(
