@@ -379,8 +379,9 @@ class Machine:
             )
             call.refuse(Code.RESOURCE_EXHAUSTED, sentence)
             return
-        trouble = clip(given.get("trouble") or "", self.config.limits.error_bytes)
-        if given.get("trouble") is not None:
+        trouble = given.get("trouble")
+        if trouble is not None:
+            trouble = clip(trouble, self.config.limits.error_bytes)
             given["trouble"] = trouble
         task.progress.update(values, **given)
         step = given.get("step")
@@ -394,11 +395,12 @@ class Machine:
 
     def _note_step(self, kind: str, step: float | None, now: float, *, again: bool) -> None:
         """Notes what was done with a step, once for the job."""
-        told = self._told.get(kind)
-        if step is None or step == told or (again and told is not None):
+        if step is None or step == self._told.get(kind):
             return
-        self._told[kind] = step
-        if not again:
+        if again:
+            self._told.setdefault(kind, step)
+        else:
+            self._told[kind] = step
             self.events.note(kind, f"step {step:.0f} is {kind}", now)
 
     def waiting_calls(self) -> Counter[int]:

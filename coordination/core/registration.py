@@ -161,8 +161,7 @@ class Registration:
         if task.state is TaskState.CONNECTED and task.session:
             task.end_life()
             self._task_table.lose(task, TaskState.DISCONNECTED, now)
-            self._task_table.set_agent(task, 0)
-        elif task.state is not TaskState.CONNECTED:
+        if task.state is not TaskState.CONNECTED:
             self._task_table.set_agent(task, 0)
         self._task_table.move(task, TaskState.CONNECTED, now)
 

@@ -249,11 +249,10 @@ def _missing_task(missing: Missing) -> session_pb2.MissingTask:
 
 def _report(machine: Machine, call: Requested, again: bool = False) -> None:
     report = call.request
-    names = ("step", "saved_step", "trouble", "asks_preemption")
-    given = {name: getattr(report, name) for name in names if report.HasField(name)}
-    if report.HasField("root"):
+    given: dict[str, Any] = {field.name: value for field, value in report.ListFields()}
+    if "root" in given:
         given["root"] = _root(report.root, machine.config)
-    machine.report(call, values=dict(report.values), again=again, **given)
+    machine.report(call, again=again, **given)
 
 
 def _report_again(machine: Machine, call: Requested) -> None:
