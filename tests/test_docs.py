@@ -31,11 +31,13 @@ SLOW = {"libraries.md: Brax", "libraries.md: Keras"}
 WITH_A_JOB = {"trainer.md", "watching.md"}  # tests/test_tutorials.py types their commands
 PARTS = list(parts())
 DOCS = ROOT / "docs"
+ADRS = sorted((ROOT / "docs" / "adr").glob("*.md"))
 WORDS = 26_000  # on all pages; only fewer
 REPOSITORY = "https://github.com/holdfast-jax/holdfast/blob/main/"
 _OTHERS = re.compile(r"^(?:import|from) (brax|grain|keras)\b", re.MULTILINE)
 _TEST = re.compile(r"tests/[a-z_/]*test_[a-z_]+\.py")
 _LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]*)#?([^)\s]*)\)")
+_ITEM = re.compile(r"^\n* *(?:[-*]|\d+\.) ", re.MULTILINE)
 _COMMAND = re.compile(r"^(?:export|holdfast|kill|make|mpirun|pip) [^:\n]*$", re.MULTILINE)
 _COMMENT = re.compile(r"\s+# .*$", re.MULTILINE)
 # Commands that do not run here, and why.
@@ -83,6 +85,27 @@ def test_code_in_a_table_reads_the_same_everywhere(page: Path) -> None:
     """A bar in it needs a backslash, which the site shows: such code stands outside of tables."""
     rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
     assert [row for row in rows if r"\|" in row] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *ADRS], ids=lambda page: page.name)
+def test_a_list_is_one_on_the_site_too(page: Path) -> None:
+    """What belongs to an item has four spaces there, and the first item an empty line above."""
+    texts = BLOCK.sub("", page.read_text()).split("\n\n")
+    assert [text for text in texts if re.match(r" {1,3}\S", text)] == []
+    assert [text for text in texts if _ITEM.search(text) and not _ITEM.match(text)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_code_of_a_page_is_not_wider_than_code(page: Path) -> None:
+    """Nobody scrolls sideways to read a line of a program."""
+    blocks = [text for kind, text in BLOCK.findall(page.read_text()) if kind in ("python", "py")]
+    lines = [line for text in blocks for line in text.splitlines()]
+    assert [line for line in lines if len(line) > 100] == []
+
+
+def test_the_site_needs_nothing_from_elsewhere() -> None:
+    """With a repo_url each of its pages asks GitHub how many stars there are."""
+    assert "\nrepo_url:" not in (ROOT / "mkdocs.yml").read_text()
 
 
 WITH_CODE: list[Any] = [
