@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import multiprocessing
 import os
 import shutil
@@ -42,7 +43,7 @@ from holdfast.checkpoint.layouts.detect import restore_checkpoint
 from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
 from holdfast.checkpoint.local_tier.host_folder import HostFolder
 from holdfast.checkpoint.local_tier.inventory import FoundStep, Inventory, living_steps, record_of
-from holdfast.checkpoint.local_tier.part_copier import copy_file
+from holdfast.checkpoint.local_tier.part_copier import PIECE_BYTES, Throttle, _PartSource, copy_file
 from holdfast.checkpoint.local_tier.parts import LocalKey, PartSummary
 from holdfast.checkpoint.local_tier.peer_storage import PeerStorage
 from holdfast.checkpoint.steps.lineage import Branch
@@ -190,7 +191,7 @@ def serve_parts(folder: Path, run: str, connection: Connection) -> None:
     owner = HostFolder(folder, run)
     with PartServer("127.0.0.1", SECRET) as server:
         for part in owner.scan():
-            server.publish(owner.path, part)
+            server.publish(owner.path, part.name, part.files)
         connection.send(server.address)
         try:
             while True:
@@ -231,15 +232,10 @@ def peers(state: Any, rounds: int, memory: Path) -> dict[str, list[float]]:
 
         def copy() -> None:
             with PeerConnection(address, SECRET) as connection:
-                for item, report in part.items.items():
+                source = _PartSource(connection, part, Throttle(math.inf), lambda: 60.0)
+                for reader, report in part.readers(source, step_bytes=PIECE_BYTES):
                     for file in report.files:
-                        copy_file(
-                            connection,
-                            f"{part.key.folder}/{item}",
-                            file,
-                            keeper,
-                            remaining_s=lambda: 60.0,
-                        )
+                        copy_file(reader, file, keeper)
 
         def sent() -> float:
             peer_cpu.send(None)

@@ -42,7 +42,9 @@ COMMANDS = {
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_the_help_lists_every_command_in_its_group(columns: int) -> None:
     """By one verb each, in one form, and whole at any width."""
-    said = CliRunner().invoke(main, ["--help"], terminal_width=columns).output
+    ran = CliRunner().invoke(main, ["--help"], terminal_width=columns)
+    assert ran.exit_code == 0, ran.exception
+    said = ran.output
     assert "..." not in said.partition("Checkpoints:")[2]
     parts = re.split(r"^(Checkpoints|Jobs|Clusters):$", said, flags=re.MULTILINE)
     listed = {
