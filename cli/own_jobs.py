@@ -118,17 +118,9 @@ def _table(jobs: Sequence[Mapping[str, Any]]) -> Table:
         numbers=("attempt",),
     )
     for job in jobs:
-        cells = [
-            job["job"],
-            str(job["attempt"]),
-            job["state"],
-            shown_time(job["began_s"]),
-            shown_time(job["ended_s"]),
-            job["command"],
-            job["folder"],
-            job["address"],
-        ]
-        table.add(*cells)
+        times = {name: shown_time(job[f"{name}_s"]) for name in ("began", "ended")}
+        cells = {**job, **times, "attempt": str(job["attempt"])}
+        table.add(*(cells[title] for title in titles))
     return table
 
 

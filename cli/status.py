@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -190,45 +191,34 @@ def _print_events(client: StatusClient, as_json: bool, since_s: float | None) ->
 
 
 def _show(client: StatusClient, as_json: bool, watch: bool, interval_s: float) -> None:
-    job = _Job(client)
+    looks = _looks(client, interval_s if watch else None)
     if as_json:
-        _print_json(job, watch, interval_s)
-    elif not watch:
-        console().print(status_tables(job.status(), job.findings))
+        for look in looks:
+            click.echo(json.dumps(status_json(*look), indent=None if watch else 2))
+    elif watch:
+        with Live(refresh_per_second=4) as live:
+            for look in looks:
+                live.update(status_tables(*look))
     else:
-        with Live(status_tables(job.status(), job.findings), refresh_per_second=4) as live:
-            while True:
-                time.sleep(interval_s)
-                live.update(status_tables(job.status(), job.findings))
+        console().print(status_tables(*next(looks)))
 
 
-def _print_json(job: _Job, watch: bool, interval_s: float) -> None:
-    """Prints the status once, or with `watch` as a line each time."""
+def _looks(
+    client: StatusClient, interval_s: float | None
+) -> Iterator[tuple[session_pb2.StatusResponse, list[Finding]]]:
+    """Yields a job as it is now with what is wrong with it, once or each `interval_s`; asks its
+    processes at most every 10 s.
+    """
+    asked = Evidence(session_pb2.StatusResponse())
+    due_s = 0.0
     while True:
-        status = job.status()
-        shown = status_json(status, job.findings)
-        click.echo(json.dumps(shown, indent=None if watch else 2))
-        if not watch:
+        if time.monotonic() < due_s:
+            now = at_later(asked, client.status())
+        else:
+            now = gather(client)
+            asked = now
+            due_s = time.monotonic() + _DIAGNOSIS_INTERVAL_S
+        yield now.status, diagnose(now)
+        if interval_s is None:
             return
         time.sleep(interval_s)
-
-
-class _Job:
-    """A job as it is now, and what was last found to be wrong with it."""
-
-    def __init__(self, client: StatusClient) -> None:
-        self._client = client
-        self._due = 0.0
-        self._evidence = Evidence(session_pb2.StatusResponse())
-        self.findings: list[Finding] = []
-
-    def status(self) -> session_pb2.StatusResponse:
-        """Returns the status, and finds out what is wrong; at most every 10 s it asks processes."""
-        if time.monotonic() < self._due:
-            evidence = at_later(self._evidence, self._client.status())
-        else:
-            evidence = gather(self._client)
-            self._evidence = evidence
-            self._due = time.monotonic() + _DIAGNOSIS_INTERVAL_S
-        self.findings = diagnose(evidence)
-        return evidence.status

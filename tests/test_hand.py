@@ -43,7 +43,7 @@ MOST_TOKENS = {
     "launch": 48.4,
     "compat": 35.6,
     "web": 8.8,
-    "cli": 20.6,
+    "cli": 20.5,
 }
 
 

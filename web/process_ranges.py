@@ -9,7 +9,7 @@ is no larger than one of 1,024.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,10 +95,7 @@ def slice_of(index: int, count: int, num_slices: int) -> int | None:
 
 def ranges_of(status: session_pb2.StatusResponse) -> list[ProcessRange]:
     """Returns the processes in at most `MOST_RANGES` ranges, none over the border of a slice."""
-    return list(_ranges(status))
-
-
-def _ranges(status: session_pb2.StatusResponse) -> Iterator[ProcessRange]:
+    ranges = []
     tasks = status.tasks
     count = len(tasks)
     num_slices = slices_of(status)
@@ -114,8 +111,9 @@ def _ranges(status: session_pb2.StatusResponse) -> Iterator[ProcessRange]:
             # Only a host of many processes is cut.
             if length < wanted or not (other_host or length >= 2 * wanted):
                 continue
-        yield ProcessRange(begin, end, its_slice)
+        ranges.append(ProcessRange(begin, end, its_slice))
         begin = end
+    return ranges
 
 
 def range_facts(
