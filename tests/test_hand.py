@@ -41,7 +41,7 @@ MOST_TOKENS = {
     "multihost": 47.1,
     "checkpoint": 196.4,
     "launch": 48.4,
-    "compat": 35.6,
+    "compat": 35.5,
     "web": 8.8,
     "cli": 20.5,
 }

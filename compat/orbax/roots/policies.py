@@ -157,6 +157,8 @@ class AnySavePolicy:
 class _Preserves:
     """A policy of keeping that chooses among the steps."""
 
+    asks_for_metrics = False
+
     def should_preserve(
         self, checkpoints: Sequence[Any], *, context: PreservationContext
     ) -> Sequence[bool]:
@@ -298,6 +300,7 @@ class BestN(_Preserves):
     reverse: bool = False
     n: int | None = None
     keep_checkpoints_without_metrics: bool = True
+    asks_for_metrics = True
 
     def _kept(self, infos: Infos) -> Infos:
         if self.n is None or len(infos) <= self.n:
@@ -336,19 +339,10 @@ def keeps_all(policy: Any) -> bool:
 
 
 def asks_for_metrics(policy: Any) -> bool:
-    """Says whether a policy of keeping may look at metrics: all but those that are known not to."""
+    """Says whether a policy of keeping may look at metrics: all but those that say they do not."""
     if isinstance(policy, AnyPreservationPolicy):
         return any(map(asks_for_metrics, policy.policies))
-    by_step_and_time = (
-        CustomSteps,
-        EveryNSeconds,
-        EveryNSteps,
-        EveryNStepsClosest,
-        LatestDuration,
-        LatestN,
-        PreserveAll,
-    )
-    return not isinstance(policy, by_step_and_time)
+    return bool(getattr(policy, "asks_for_metrics", True))
 
 
 @dataclass

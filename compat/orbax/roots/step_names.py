@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.checkpoint import CheckpointError, StepNotFound, Structure, structure
+from holdfast.checkpoint import CheckpointError, Structure, structure
 from holdfast.checkpoint.format.step_folders import root_folders
 from holdfast.checkpoint.layouts.detect import find_steps, layout_of, left_steps
 from holdfast.checkpoint.storage.path import StorePath, open_storage
@@ -92,13 +92,6 @@ def _called(root: Any, names: NameFormat) -> dict[int, str]:
         if layout is not None and layout.keeps_roots:
             found[int(digits[0])] = folder
     return dict(sorted(found.items()))
-
-
-def _finished(root: Any) -> dict[int, str]:
-    try:
-        return {step: name for step, (name, _) in find_steps(open_storage(root)).items()}
-    except (FileNotFoundError, NotADirectoryError, StepNotFound):
-        return {}
 
 
 @dataclass(frozen=True)
@@ -278,7 +271,7 @@ def get_save_directory(  # noqa: PLR0917
 def checkpoint_steps_paths(checkpoint_dir: Any) -> list[Any]:
     """Returns the folders of the finished steps of a root, ascending."""
     root = to_path(checkpoint_dir)
-    return [root / name for name in _finished(checkpoint_dir).values()]
+    return [root / name for name, _ in find_steps(open_storage(checkpoint_dir)).values()]
 
 
 def step_from_checkpoint_name(name: str) -> int:
