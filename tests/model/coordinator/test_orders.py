@@ -25,6 +25,7 @@ def _name(bounds: Bounds) -> str:
 @pytest.mark.parametrize("bounds", FAST, ids=_name)
 def test_every_order_keeps_the_promises(bounds: Bounds) -> None:
     found = search(bounds)
+    print(f"{found.states:,} states, {found.events:,} events")
     assert found.broken is None, (found.broken, found.story)
     assert found.states > 1_000
 
@@ -34,6 +35,7 @@ def test_every_order_keeps_the_promises(bounds: Bounds) -> None:
 @pytest.mark.parametrize("bounds", LONG, ids=_name)
 def test_every_order_with_more_faults_keeps_the_promises(bounds: Bounds) -> None:
     found = search(bounds)
+    print(f"{found.states:,} states, {found.events:,} events")
     assert found.broken is None, (found.broken, found.story)
     assert found.states > 1_000
 

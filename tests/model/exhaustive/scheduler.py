@@ -17,7 +17,13 @@ from typing import Any, Protocol, TypeAlias
 READ = 0
 WRITE = 1
 CHANGE = 2  # of one name in a folder: see READ of the folder
-CONFLICTS = {READ: (WRITE, CHANGE), WRITE: (READ, WRITE, CHANGE), CHANGE: (READ, WRITE)}
+AWAIT = 3  # a READ that could not go on before the WRITE that it comes after
+CONFLICTS = {
+    READ: (WRITE, CHANGE),
+    WRITE: (READ, WRITE, CHANGE, AWAIT),
+    CHANGE: (READ, WRITE, AWAIT),
+    AWAIT: (WRITE, CHANGE),
+}
 Access: TypeAlias = tuple[Hashable, int]
 OK = "ok"
 CRASH = "crash"
@@ -193,8 +199,8 @@ class Run:
     def _hand_on(self, me: Task | None) -> None:
         if self.last is not None:
             self._chooser.finished(self.last, self.actual)
-        self.actual = ()
         chosen = self._choose()
+        self.actual = ()
         if chosen is None:
             self.is_over = True
             self._end()

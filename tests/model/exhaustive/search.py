@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-from .scheduler import CONFLICTS, CRASH, Access, Run, Stop, Task
+from .scheduler import AWAIT, CONFLICTS, CRASH, Access, Run, Stop, Task
 
 
 class TooLarge(Exception):
@@ -261,23 +261,25 @@ class Search:
             self._time = event
             return
         earlier: set[int] = set()
+        needed: set[int] = set()  # those without which this step could not be
         for key, mode in accesses:
             table = self._index.get(key)
             if table is None:
-                table = self._index[key] = ({}, {}, {})
+                table = self._index[key] = ({}, {}, {}, {})
             else:
                 for conflicting in CONFLICTS[mode]:
                     for other, last in table[conflicting].items():
                         if other != number:
-                            earlier.add(last)
+                            (needed if mode == AWAIT else earlier).add(last)
         for key, mode in accesses:
             self._index[key][mode][number] = event
         races = []
-        for last in sorted(earlier, reverse=True):
+        for last in sorted(earlier | needed, reverse=True):
             other = self._events[last][0]
             if clock.get(other, -1) >= last:
                 continue  # another step lies between them
-            races.append(last)
+            if last not in needed:
+                races.append(last)
             for each, at in self._clocks[last].items():
                 if clock.get(each, -1) < at:
                     clock[each] = at

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from holdfast.coordination import CoordinationError, ProcessLost
 from holdfast.coordination.deadline import Deadline
 from holdfast.multihost.preemption import step_agreement
+from holdfast.multihost.preemption.step_agreement_core import StepLog
 from tests.model.exhaustive.scheduler import (
+    AWAIT,
     CHANGE,
     OK,
     READ,
@@ -30,7 +32,6 @@ from tests.model.promise import Broken
 LATE = "its time is over"  # for this process alone
 CLOCK = "the clock"
 MOST_STEPS = 1_000
-_TIME = "the time"
 
 
 class Site(Run):
@@ -39,6 +40,7 @@ class Site(Run):
     def __init__(self, chooser: Chooser, *, dies: str, closes: str) -> None:
         super().__init__(chooser)
         self.keys: dict[str, bytes] = {}
+        self.written: dict[str, int] = {}  # how often each has been, since it is there
         self.now_s = 0.0
         self.late_s: dict[str, float] = {}  # by process, how much more time has passed for it
         self.dies = dies  # the process that does, if any
@@ -48,6 +50,7 @@ class Site(Run):
         self.story: list[str] = []
         self.opened_at = 0  # the steps that come before all that is searched
         self._deadlines: dict[int, float] = {}
+        self._perhaps: dict[int, Sequence[Access]] = {}  # by task, of its present step
 
     def step(
         self,
@@ -57,22 +60,27 @@ class Site(Run):
         *,
         timeout_s: float = math.inf,
         variants: Sequence[str] = (),
+        perhaps: Sequence[Access] = (),
     ) -> str:
-        """Stops before a step, until it is ready or its time is over; returns how it goes."""
+        """Stops before a step, until it is ready or its time is over; returns how it goes.
+
+        What it touches `perhaps` counts once it does: see `touch`.
+        """
         task = current_task()
         if task is None:
             return OK
         if task.process in self.closes:
             # Whether it is closed is looked at between steps, without one.
-            accesses = [*accesses, (("closed", task.process), READ)]
+            perhaps = [*perhaps, (("closed", task.process), READ)]
+            if task.name.endswith("waker"):  # so is the round here
+                perhaps += own("round", READ)
         chosen = [OK]
         if task.budget:
             chosen += variants
-        if task.process == self.dies and any(key not in own_log() for key in accesses):
-            # What others could notice does not happen after its death.
+        if task.process == self.dies and any(mode != READ for _, mode in accesses):
+            # What others could notice does not happen after its death. Whether it still looked at
+            # something nobody knows.
             accesses = [*accesses, (("alive", task.process), READ)]
-        # Time passes where nobody can go on: it comes after all before it, and before all after it.
-        accesses = [*accesses, (_TIME, READ)]
         end_s = self.now_s + timeout_s
 
         def is_ready() -> bool:
@@ -80,7 +88,10 @@ class Site(Run):
 
         if end_s < math.inf:
             self._deadlines[task.number] = end_s
-        variant = self.stop(task, Stop(label, accesses, tuple(chosen), is_ready))
+        stop = Stop(label, [*accesses, *perhaps], tuple(chosen), is_ready)
+        variant = self.stop(task, stop)
+        self.actual = accesses
+        self._perhaps[task.number] = perhaps
         self._deadlines.pop(task.number, None)
         self.story.append(f"{task.name}: {label}" + (f": {variant}" if variant != OK else ""))
         if variant != OK:
@@ -88,6 +99,11 @@ class Site(Run):
         if self.steps > MOST_STEPS:
             self.violate(Broken("ENDS", f"{task.name} goes on and on: {label}"))
         return variant
+
+    def touch(self, task: Task, key: Hashable, mode: int) -> None:
+        """Notes what the present step touches, where it said that it might."""
+        if any(key == known for known, _ in self._perhaps.get(task.number, ())):
+            self.actual = [*(self.actual or ()), (key, mode)]
 
     def spawn(self, process: str, work: Callable[[], object], name: str) -> Task:
         """Adds a task that begins after the present step, of those that are searched."""
@@ -107,7 +123,8 @@ class Site(Run):
         """Waits until nothing else can happen, and turns the clock on."""
         task = current_task()
         assert task is not None
-        self.stop(task, Stop("time passes", ((_TIME, WRITE),), ready=self._can_pass))
+        self.stop(task, Stop("time passes", (), ready=self._can_pass))
+        self.actual = None  # nobody could go on: it comes after all before it, before all after it
         self.now_s = min(self._due())
         self.story.append(f"it is {self.now_s:g} s")
 
@@ -146,13 +163,20 @@ class ModelClient:
         verb = "sets" if allow_overwrite else "inserts"
         self._site.step(f"{verb} {_short(key)}", _changes([key]))
         if key in self._site.keys and not allow_overwrite:
+            self._site.actual = _looks(key)
             raise CoordinationError(f"{key!r} exists", code="ALREADY_EXISTS")
-        self._site.keys[key] = value
+        self._set(key, value)
 
     def key_value_set_many_bytes(self, values: dict[str, bytes]) -> None:
         names = ", ".join(map(_short, values))
         self._site.step(f"sets {names}", _changes(list(values)))
-        self._site.keys.update(values)
+        for key, value in values.items():
+            self._set(key, value)
+
+    def _set(self, key: str, value: bytes) -> None:
+        is_new = key not in self._site.keys
+        self._site.written[key] = 1 if is_new else self._site.written[key] + 1
+        self._site.keys[key] = value
 
     def blocking_key_value_get_bytes(
         self, key: str, timeout_in_ms: int, depends_on: Sequence[int] = ()
@@ -168,24 +192,28 @@ class ModelClient:
                 late_s = site.late_s.get(task.process, 0.0)
                 site.late_s[task.process] = late_s + timeout_in_ms / 1e3
                 raise CoordinationError(f"{key!r} was not set", code="DEADLINE_EXCEEDED")
-        accesses: list[Access] = [(key, READ), *((("below", each), READ) for each in _folders(key))]
-        accesses += [(("alive", each), READ) for each in sources]
+        # An idle sync point waits for mail for good.
+        timeout_s = math.inf if is_mail else timeout_in_ms / 1e3
+        end_s = site.now_s + timeout_s
         site.step(
             f"waits for {_short(key)}",
-            accesses,
+            _looks(key) + [(("alive", each), READ) for each in sources],
             lambda: key in site.keys or not site.dead.isdisjoint(sources),
-            # An idle sync point waits for mail for good.
-            timeout_s=math.inf if is_mail else timeout_in_ms / 1e3,
+            timeout_s=timeout_s,
         )
+        died: list[Access] = [(("alive", each), AWAIT) for each in sources if each in site.dead]
         if key in site.keys:
+            # Unless something else would have ended the wait.
+            is_awaited = not died and site.now_s < end_s and site.written[key] == 1
+            site.actual = _looks(key, AWAIT if is_awaited else READ)
             return site.keys[key]
-        if not site.dead.isdisjoint(sources):
+        if died:
+            site.actual = _looks(key) + died
             raise ProcessLost(f"{key!r} will not come")
         raise CoordinationError(f"{key!r} was not set", code="DEADLINE_EXCEEDED")
 
     def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
-        accesses = [(key, READ), *((("below", each), READ) for each in _folders(key))]
-        self._site.step(f"lists {_short(key)}", accesses)
+        self._site.step(f"lists {_short(key)}", _looks(key))
         return [(each, v) for each, v in self._site.keys.items() if each.startswith(f"{key}/")]
 
     def key_value_delete(self, key: str) -> None:
@@ -195,17 +223,29 @@ class ModelClient:
             del self._site.keys[each]
 
     def key_value_increment(self, key: str, increment: int) -> int:
-        self._site.step(f"increments {_short(key)}", _changes([key]))
-        number = int(self._site.keys.get(key, b"0")) + increment
-        self._site.keys[key] = b"%d" % number
+        site = self._site
+        site.step(f"increments {_short(key)}", _changes([key]))
+        number = int(site.keys.get(key, b"0")) + increment
+        if number < len(self._processes):  # who is not the last does not ask which it was
+            site.actual = [
+                (each, CHANGE if each == key else mode) for each, mode in site.actual or ()
+            ]
+        self._set(key, b"%d" % number)
         return number
 
 
 def _changes(keys: Sequence[str]) -> list[Access]:
-    accesses: list[Access] = [(key, WRITE) for key in keys]
-    # Nobody looks for mail in a listing.
-    folders = {each for key in keys if "/mail/" not in key for each in _folders(key)}
-    return accesses + [(each, CHANGE) for each in sorted(folders)]
+    accesses: dict[Access, None] = dict.fromkeys((key, WRITE) for key in keys)
+    for key in keys:
+        for folder in _folders(key):
+            # Nobody looks for mail in a listing.
+            is_mail = "/mail/" in key
+            accesses[(("below", folder), READ) if is_mail else (folder, CHANGE)] = None
+    return list(accesses)
+
+
+def _looks(key: str, mode: int = READ) -> list[Access]:
+    return [(key, mode), *((("below", each), READ) for each in _folders(key))]
 
 
 def _short(key: str) -> str:
@@ -235,10 +275,39 @@ def building(site: Site) -> Iterator[None]:
         _builds.pop()
 
 
-def own_log() -> list[Access]:
-    """Returns what all threads of this thread's process share."""
+def own(what: str, mode: int) -> list[Access]:
+    """Returns the access to what the threads of this thread's process share."""
     task = current_task()
-    return [] if task is None else [(("log", task.process), WRITE)]
+    return [] if task is None else [((what, task.process), mode)]
+
+
+def touch(what: str, mode: int) -> None:
+    """Notes that this thread's step touches what the threads of its process share."""
+    task = current_task()
+    if task is not None:
+        _site().touch(task, (what, task.process), mode)
+
+
+class ModelLog(StepLog):
+    """A log that notes who looks at it, and who changes it; its round apart from the rest."""
+
+    def __getattribute__(self, name: str) -> Any:
+        touch(_part(name), READ)
+        return super().__getattribute__(name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # `_fired` grows where another attribute changes too.
+        if vars(self).get(name, self) != value:
+            touch(_part(name), WRITE)
+        super().__setattr__(name, value)
+
+    def decide(self, step: int, value: str) -> None:
+        touch("round", WRITE)
+        super().decide(step, value)
+
+
+def _part(name: str) -> str:
+    return "round" if name in ("_changes", "_first") else "log"
 
 
 class ModelCondition:
@@ -246,15 +315,21 @@ class ModelCondition:
 
     def __enter__(self) -> None:
         if current_task() is not None:
-            _site().step("looks at its log", own_log())
+            _site().step("looks at its log", (), perhaps=own("log", WRITE) + own("round", WRITE))
 
     def __exit__(self, *error: object) -> None:
         pass
 
     def wait_for(self, happened: Callable[[], object], timeout_s: float) -> bool:
         site = _site()
-        label = "waits for the agreement"
-        site.step(label, own_log(), lambda: bool(happened()), timeout_s=timeout_s)
+        looks = own("log", READ) + own("closed", READ)
+        site.step(
+            "waits for the agreement",
+            looks,
+            lambda: bool(happened()),
+            timeout_s=timeout_s,
+            perhaps=own("log", WRITE) + own("round", WRITE),
+        )
         return bool(happened())
 
     def notify_all(self) -> None:
@@ -268,16 +343,16 @@ class ModelEvent:
         self._is_set = False
 
     def is_set(self) -> bool:
+        touch("closed", READ)
         return self._is_set
 
     def set(self) -> None:
-        task = current_task()
-        _site().step("closes", [] if task is None else [(("closed", task.process), WRITE)])
+        _site().step("closes", own("closed", WRITE))
         self._is_set = True
 
     def wait(self, timeout_s: float) -> bool:
         site = _site()
-        site.step("pauses", (), lambda: self._is_set, timeout_s=timeout_s)
+        site.step("pauses", own("closed", READ), lambda: self._is_set, timeout_s=timeout_s)
         return self._is_set
 
 
@@ -314,12 +389,12 @@ class ModelThread:
         return not self._has_ended
 
     def join(self, timeout_s: float) -> None:
-        _site().step(
-            f"waits for its {self._name}",
-            [(self._key, READ)],
-            lambda: self._has_ended,
-            timeout_s=timeout_s,
-        )
+        site = _site()
+        end_s = site.now_s + timeout_s
+        label = f"waits for its {self._name}"
+        site.step(label, [(self._key, READ)], lambda: self._has_ended, timeout_s=timeout_s)
+        if site.now_s < end_s:
+            site.actual = [(self._key, AWAIT)]
 
 
 def _monotonic() -> float:
@@ -338,7 +413,8 @@ class _Whole(Deadline):
 @contextlib.contextmanager
 def searched() -> Iterator[None]:
     """Has the sync point stand on what is here."""
-    real = step_agreement.threading, step_agreement.time, step_agreement.Deadline
+    names = ("threading", "time", "Deadline", "StepLog")
+    real = {name: getattr(step_agreement, name) for name in names}
     step_agreement.threading = SimpleNamespace(  # type: ignore[assignment]
         Condition=ModelCondition,
         Event=ModelEvent,
@@ -347,7 +423,9 @@ def searched() -> Iterator[None]:
     )
     step_agreement.time = SimpleNamespace(monotonic=_monotonic)  # type: ignore[assignment]
     step_agreement.Deadline = _Whole  # type: ignore[misc]
+    step_agreement.StepLog = ModelLog  # type: ignore[misc]
     try:
         yield
     finally:
-        step_agreement.threading, step_agreement.time, step_agreement.Deadline = real
+        for name, each in real.items():
+            setattr(step_agreement, name, each)

@@ -16,7 +16,7 @@ from holdfast.coordination import CoordinationError
 from holdfast.multihost.group.group_client import forget_group_client
 from holdfast.multihost.job import current_job
 from holdfast.multihost.preemption.step_agreement import SyncPoint, _OpenSyncPoints
-from tests.model.exhaustive.scheduler import OK, READ, WRITE, Access, Run, Task
+from tests.model.exhaustive.scheduler import AWAIT, OK, READ, WRITE, Access, Run, Task
 from tests.model.exhaustive.search import Search
 from tests.model.promise import Broken, need
 
@@ -131,7 +131,7 @@ class World(Site):
                 self._enter(process, step)
         if process in self.orders.leaves:
             # Who leaves announces nothing any more.
-            told = [(("told", process), READ)]
+            told = [(("told", process), AWAIT)]
             self.step("is about to leave", told, lambda: life.has_told)
             sync.leave()
 
@@ -349,7 +349,8 @@ ORDERS = (
     Orders("all leave", notices=((), (), ()), leaves="abc"),
     Orders("one leaves, and a notice", steps=(0, 0, 1), leaves="c"),
     Orders("one leaves in a round", "ab", steps=(0, 0), notices=(("x", "y"), ()), leaves="b"),
-    # With three processes these two did not come to an end: not in nine minutes, and not in three.
-    Orders("two leave, and a notice", "ab", steps=(0, 0), leaves="ab", is_large=True),
-    Orders("two notices, one dies", "ab", steps=(1, 0), notices=TWO, dies="b", is_large=True),
+    Orders("two leave, and a notice", "ab", steps=(0, 0), leaves="ab"),
+    Orders("all leave, and a notice", steps=(0, 0, 0), leaves="abc", is_large=True),
+    Orders("two notices, a third dies", steps=(0, 0, 0), notices=TWO, dies="c", is_large=True),
+    Orders("two notices, one dies", steps=(1, 0, 0), notices=TWO, dies="b", is_large=True),
 )
