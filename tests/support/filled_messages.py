@@ -35,7 +35,7 @@ def _fill_field(message: Message, each: FieldDescriptor, chance: random.Random, 
                 target[key] = _scalar(value, chance)
             elif depth:
                 fill(target[key], chance, depth - 1)
-    elif each.is_repeated:
+    elif hasattr(target, "extend"):  # a list: only newer protobufs say so of the field
         for _ in range(chance.randrange(1, 4)):
             if kind is None:
                 target.append(_scalar(each, chance))
