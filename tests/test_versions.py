@@ -35,7 +35,7 @@ LOWEST = [
     "absl-py==2.0.0",
     "grpcio==1.66.2",
     "protobuf==5.27.2",
-    "tensorstore==0.1.84",
+    "tensorstore==0.1.86",
     "crc32c==2.7.1",
     "obstore==0.12.0",
     "click==8.2.0",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import operator
 import os
 import threading
 import time
@@ -478,7 +479,7 @@ def reached_preemption(step: int) -> bool:
     Without jax.distributed the answer is of this process alone.
     """
     _hear()
-    return ask_sync_point(step)
+    return ask_sync_point(operator.index(step))  # of a train state it is an array of jax's
 
 
 def ask_sync_point(step: int) -> bool:
