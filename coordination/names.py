@@ -31,6 +31,8 @@ says.
 """
 NEXT_KEY = f"{OVER_FOLDER}/next"
 """Where the processes that outlive the attempt find the next one: a NextAttempt."""
+DECIDES = "HOLDFAST_DECIDES"
+"""Is set for processes whose launcher decides which of them outlive an attempt."""
 
 TOKEN_HEADER = "authorization"
 """Holds "Bearer <token>"."""

@@ -33,6 +33,7 @@ from ..supervisor.job import (
     HANG,
     Action,
     Decision,
+    Dismiss,
     Event,
     Exited,
     Job,
@@ -124,6 +125,8 @@ class BaseEngine(Engine):
                     self._watch.give_notice("Ctrl-C" if action.why == "SIGINT" else action.why)
                 self._call_off(None, -signal.SIGTERM)
                 self._notify(action)
+            case Dismiss():
+                self._dismiss()
             case Terminate():
                 self._terminate(processes=action.processes)
             case Kill():
@@ -157,7 +160,11 @@ class BaseEngine(Engine):
 
     def _notify(self, action: Notify) -> None:
         """Has all processes save and leave."""
-        self._terminate()
+        self._terminate(processes=action.processes)
+
+    def _dismiss(self) -> None:
+        """Has those leave that wait for a next attempt."""
+        raise NotImplementedError
 
     def _release(self) -> None:
         """Gives back all that is reserved for the attempt."""

@@ -55,7 +55,7 @@ from ..workers.output import LogFiles, Output, console_unless
 from ..workers.process import OomKills, WorkerProcess
 from ..workers.standby import Standbys, StandbySettings, standbys_of
 from .base import chosen, run_job
-from .replacing import MOST_LOOKS, ReplacingEngine
+from .replacing import DECIDED, MOST_LOOKS, ReplacingEngine
 
 _POLL_S = 0.5  # how often the capacity file is read, and a standby asked whether it is ready
 _BEGINS_S = 3.0  # an attempt whose processes are warm has begun before
@@ -156,7 +156,7 @@ class LocalEngine(ReplacingEngine):
 
     def _notify(self, action: Notify) -> None:
         if action.why != "SIGINT" or self._watch is None:
-            self._terminate()
+            super()._notify(action)
             return
         # A process with a client of ours takes SIGTERM for a notice, and saves. All others get
         # Ctrl-C as Ctrl-C: they may have a handler of their own for that.
@@ -275,7 +275,8 @@ class LocalEngine(ReplacingEngine):
             local_rank=process,
             local_count=self._num_processes,
         )
-        env, lines = worker_env(self._settings.env or {}, spec, share_of=spec.num_processes)
+        given = {**(self._settings.env or {}), **DECIDED}
+        env, lines = worker_env(given, spec, share_of=spec.num_processes)
         if process == 0:  # the lines are the same for all
             for line in lines:
                 self._output.say(line)

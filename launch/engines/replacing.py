@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from holdfast.coordination.names import DECIDES
 from holdfast.proto import session_pb2
 
 from ..supervisor.engine import start_failed
@@ -12,6 +13,8 @@ from ..supervisor.job import Event, Exited, Progressed, Rejoin, RestartPolicy
 from ..workers.output import Output
 from .base import NOT_STARTED, BaseEngine
 
+DECIDED = {DECIDES: "1"}
+"""Says to processes that their launcher decides who outlives an attempt."""
 MOST_LOOKS = 4
 """At so many processes that are late: each takes up to 6 s."""
 
@@ -69,13 +72,17 @@ class ReplacingEngine(BaseEngine):
         following = session_pb2.NextAttempt(
             attempt=action.attempt,
             coordinator=self._coordinator.address,
-            staying=sorted(action.staying),
+            staying=sorted(action.staying - action.going),
             saving=sorted(action.saving),
             why=f"attempt {action.attempt - 1} is over: {action.why}",
         )
         # One that is on its way to an attempt between finds out there.
         for older in self._older:
             older.end_attempt(following)
+
+    def _dismiss(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.end_attempt(session_pb2.NextAttempt(why="no process stays"))
 
     def _begin_lives(self, processes: frozenset[int]) -> None:
         """Counts processes as started for this attempt: from here on, earlier ends are no news."""

@@ -11,6 +11,8 @@ It has no clock, thread, process or socket.
         likewise, where all others can outlive the attempt
     running -> preempting -> restarting -> scheduling
         a notice: save, leave, come back
+    running -> preempting -> rejoining -> running
+        a notice to some processes: all save, these leave, the others outlive the attempt
     running -> preempting -> scheduling
         a notice of the launcher's own: more capacity is there
     any -> preempted
@@ -55,6 +57,7 @@ from .job import (
     Capacity,
     CoordinatorEnded,
     Decision,
+    Dismiss,
     Event,
     Exited,
     Job,
@@ -92,8 +95,6 @@ _BUDGETS: dict[type[JobError], str] = {
 
 _LEFT = (DONE, PREEMPTED)  # exit codes of a process that has left as a notice asks it to
 
-_OF_ATTEMPT = Reserved | Waiting | StartFailed | CoordinatorEnded | Progressed | Stalled
-
 _STEPS_WANTED = (
     "stall_timeout_s goes by steps; call multihost.reached_preemption(step),"
     " manager.should_save(step) or group.report(step=step) in the training loop, give"
@@ -107,8 +108,9 @@ def decide(job: Job, event: Event, now: float) -> Decision:
     if job.final:
         return _decision(job, f"the job is {job.state}")
     # An engine reports from threads: the end of an attempt may come after the next has begun.
-    if isinstance(event, _OF_ATTEMPT) and event.attempt != job.attempt:
-        return _decision(job, f"an event of attempt {event.attempt}, now at {job.attempt}")
+    of_attempt = getattr(event, "attempt", None)
+    if of_attempt not in (None, job.attempt):
+        return _decision(job, f"an event of attempt {of_attempt}, now at {job.attempt}")
     if isinstance(event, Exited) and event.life != job.lives.get(event.process):
         return _decision(job, f"process {event.process} of attempt {event.life} is gone at last")
     handler = _TABLE.get((job.state, type(event)))
@@ -207,8 +209,9 @@ def _on_exit_while_running(job: Job, event: Exited, now: float) -> Decision:
         return _replace_alone(job, event.process, how)
     job = _without(job, event)
     if event.code == PREEMPTED:
-        source = f"process {event.process}"
-        return _preempt(job, _add_notice(job, source, None), now, f"{source} left as preempted")
+        notice = Noticed(f"process {event.process}")
+        left = f"{notice.source} left as preempted"
+        return _preempt(job, _add_notice(job, notice), now, left)
     if event.code != DONE:
         return _end_attempt(job, _worker_error(job, event), now)
     if job.alive:
@@ -267,6 +270,7 @@ def _on_progress(job: Job, event: Progressed, now: float) -> Decision:
         saves=event.saves or job.saves,
         leaving=job.leaving | event.leaving,
         restartable=job.restartable | event.restartable,
+        held=job.held | event.held,
         reported_done=job.reported_done or event.done,
     )
     if not better:
@@ -276,6 +280,15 @@ def _on_progress(job: Job, event: Progressed, now: float) -> Decision:
     return _decision(job, f"progress: step {step}, saved {saved}")
 
 
+def _on_progress_while_running(job: Job, event: Progressed, now: float) -> Decision:
+    decision = _on_progress(job, event, now)
+    if not event.held:
+        return decision
+    # For a notice that is withdrawn by now: they wait all the same.
+    why = f"{_who(event.held)} {_verb(event.held, 'has', 'have')} left the loop"
+    return _preempt(job, decision.job, now, why)
+
+
 def _on_notice(job: Job, event: Noticed, now: float) -> Decision:
     source = f"notice from {event.source}"
     # Most often the echo of our own notice: the processes leave in any case.
@@ -283,18 +296,20 @@ def _on_notice(job: Job, event: Noticed, now: float) -> Decision:
         if event.deadline is not None and job.wake_at is not None:
             job = replace(job, wake_at=min(job.wake_at, event.deadline))
         return _decision(job, f"{source}, while all are leaving to come back as more")
-    following = _add_notice(job, event.source, event.deadline)
+    following = _add_notice(job, event)
     if event.delivered or job.state not in (State.RUNNING, State.REJOINING):
         return _preempt(job, following, now, source)
-    return _preempt(job, following, now, source, Notify(event.source))
+    # Whoever hears of it by itself cannot outlive it.
+    alone = event.processes if job.alive <= job.restartable else None
+    return _preempt(job, following, now, source, Notify(event.source, alone or None))
 
 
 def _on_withdrawn(job: Job, event: Withdrawn, now: float) -> Decision:
     if event.source not in job.notices:
         return _decision(job, f"{event.source} had given no notice")
-    others = {source: at for source, at in job.notices.items() if source != event.source}
+    others = {source: it for source, it in job.notices.items() if source != event.source}
     job = replace(job, notices=others)
-    if others or job.stopping or job.exit_codes:
+    if others or job.stopping or job.exit_codes or job.held:
         if _all_left_well(job):
             job = replace(job, wake_at=_leave_by(job))
         hold = f"{counted(len(others), 'other')} {_verb(others, 'holds', 'hold')}"
@@ -315,11 +330,11 @@ def _on_capacity(job: Job, event: Capacity, now: float) -> Decision:
     if num_processes == job.num_processes or young or job.exit_codes:
         return _decision(job, f"{room}, the job has {job.num_processes}")
     change = f"{room}, the job has {job.num_processes}: come back as {num_processes}"
-    return _preempt(job, _add_notice(job, GROWING, None), now, change, Notify(GROWING))
+    return _preempt(job, _add_notice(job, Noticed(GROWING)), now, change, Notify(GROWING))
 
 
 def _on_stop(job: Job, event: Stop, now: float) -> Decision:
-    job = replace(_add_notice(job, event.source, None), stopping=True)
+    job = replace(_add_notice(job, Noticed(event.source)), stopping=True)
     if not job.alive:
         error = _error(job, Preempted, f"asked to stop by {event.source} while {job.state}")
         return _end_job(job, error, str(error))
@@ -336,14 +351,17 @@ def _on_stop(job: Job, event: Stop, now: float) -> Decision:
 # --- Leaving after a notice
 
 
-def _add_notice(job: Job, source: str, deadline: float | None) -> Job:
-    known = [at for at in (job.notices.get(source), deadline) if at is not None]
-    return replace(job, notices={**job.notices, source: min(known, default=None)})
+def _add_notice(job: Job, notice: Noticed) -> Job:
+    earlier = job.notices.get(notice.source, notice)
+    known = [at for at in (earlier.deadline, notice.deadline) if at is not None]
+    notice = replace(notice, deadline=min(known, default=None))
+    return replace(job, notices={**job.notices, notice.source: notice})
 
 
 def _until(job: Job, at: float) -> float:
     """Returns `at`, or the earliest deadline of a notice, where that comes first."""
-    return min([at, *(deadline for deadline in job.notices.values() if deadline is not None)])
+    known = (notice.deadline for notice in job.notices.values())
+    return min([at, *(deadline for deadline in known if deadline is not None)])
 
 
 def _leave_by(job: Job) -> float:
@@ -362,7 +380,7 @@ def _preempt(before: Job, job: Job, now: float, why: str, *actions: Action) -> D
     if not job.alive:
         return _on_all_left(job, now)
     left = f"{_alive_of(job)} {_verb(job.alive, 'has', 'have')} {max(0.0, deadline - now):.0f} s"
-    return _decision(job, f"{why}: {left} to save and leave", *actions)
+    return _once_held(_decision(job, f"{why}: {left} to save and leave", *actions), now)
 
 
 def _on_exit_while_preempting(job: Job, event: Exited, now: float) -> Decision:
@@ -373,10 +391,31 @@ def _on_exit_while_preempting(job: Job, event: Exited, now: float) -> Decision:
         return _on_all_left(job, now)
     left = f"{_alive_of(job)} {_verb(job.alive, 'is', 'are')} still there"
     reason = f"process {event.process} {_how(event.code)}; {left}"
-    if event.code not in _LEFT:
+    if not _all_left_well(job):
         job, hurry = _hurry(job, now)
         reason += hurry
-    return _decision(job, reason)
+    return _once_held(_decision(job, reason), now)
+
+
+def _once_held(decision: Decision, now: float) -> Decision:
+    """Decides what becomes of the processes once all that live have left their training function:
+    those without a notice of their own stay, where another attempt may follow.
+    """
+    job = decision.job
+    waiting = job.alive & job.held
+    # Who has no client of ours says nothing, and has yet to end.
+    missing = job.alive & job.saves.keys() - job.held - job.leaving
+    if not waiting or job.dismissed or missing:
+        return decision
+    staying = waiting - job.noticed
+    all_can = job.alive <= (job.held & job.restartable) - job.leaving
+    if staying and all_can and not job.reported_done:
+        message = f"{_alive_of(job)} left the loop after notice from {_source(job)}"
+        following = _end_attempt(job, _error(job, Preempted, message), now, staying=staying)
+        if following.job.state is State.REJOINING:
+            return following
+    why = f"{_who(waiting)} {_verb(waiting, 'has', 'have')} left the loop, and nobody stays"
+    return _decision(replace(job, dismissed=True), why, *decision.actions, Dismiss())
 
 
 def _hurry(job: Job, now: float) -> tuple[Job, str]:
@@ -401,11 +440,11 @@ def _all_left_well(job: Job) -> bool:
 
 def _on_progress_while_preempting(job: Job, event: Progressed, now: float) -> Decision:
     decision = _on_progress(job, event, now)
-    if _all_left_well(job):
-        return decision
-    # The save that they were given time for may be committed by now, or lost.
-    job, _ = _hurry(decision.job, now)
-    return _decision(job, decision.reason)
+    if not _all_left_well(job):
+        # The save that they were given time for may be committed by now, or lost.
+        job, _ = _hurry(decision.job, now)
+        decision = _decision(job, decision.reason)
+    return _once_held(decision, now)
 
 
 def _on_all_left(job: Job, now: float) -> Decision:
@@ -441,16 +480,19 @@ def _staying(job: Job, error: JobError) -> frozenset[int]:
     """Returns the processes that outlive the attempt that `error` ends: none, or all that live but
     for those that a replacement has only just started.
     """
-    staying = job.alive & (job.restartable | job.rejoining) - job.leaving
+    staying = job.alive & (job.restartable | job.rejoining) - job.leaving - job.going
     has_begun = job.state in (State.RUNNING, State.REJOINING) and not job.notices
     is_death = bool(error.processes) and job.exit_codes.keys() >= set(error.processes)
-    all_can = job.alive - staying <= job.replaced - job.restartable
+    all_can = job.alive - staying <= (job.replaced - job.restartable) | job.going
     return staying if has_begun and is_death and all_can else frozenset()
 
 
 def _rejoin(job: Job, error: JobError, now: float, staying: frozenset[int]) -> Decision:
-    """Opens the next attempt at once: those that stay join it, and all others are started anew."""
+    """Opens the next attempt at once: those that stay join it, and all others are started anew,
+    those that still are to end once they have.
+    """
     everybody = frozenset(range(job.num_processes))
+    going = job.alive & job.held - staying
     saving = _committing(job) & staying
     limit_s = job.policy.rejoin_timeout_s
     if saving - job.saving_before:
@@ -464,18 +506,19 @@ def _rejoin(job: Job, error: JobError, now: float, staying: frozenset[int]) -> D
         state=State.REJOINING,
         alive=everybody,
         lives=job.lives,
-        rejoining=staying,
+        rejoining=staying | going,
+        going=going,
         saving_before=saving,
         started_at=now,
         wake_at=wake_at,
     )
-    following = _start_anew(following, everybody - staying)
+    following = _start_anew(following, everybody - staying - going)
     attempt = following.attempt
-    rejoin = Rejoin(attempt, len(everybody), staying, str(error), saving)
-    lost = Replace(attempt, following.replaced)
+    rejoin = Rejoin(attempt, len(everybody), staying | going, str(error), saving, going=going)
     stay = f"{_who(staying)} {_verb(staying, 'stays', 'stay')} for attempt {attempt}"
-    reason = f"{error}; {stay}, {_list(lost.processes)} new"
-    return _decision(following, reason, rejoin, lost)
+    reason = f"{error}; {stay}, {_list(everybody - staying)} new"
+    lost = [Replace(attempt, following.replaced)] if following.replaced else []
+    return _decision(following, reason, rejoin, *lost)
 
 
 def _how_missed(job: Job, event: Exited) -> str:
@@ -483,6 +526,8 @@ def _how_missed(job: Job, event: Exited) -> str:
     one, "" where it has not.
     """
     before = f"attempt {job.attempt - 1}"
+    if event.process in job.going and event.code != DO_NOT_RESTART:
+        return f"left {before}"
     if event.process in job.rejoining and event.code == DONE:
         return f"was done in {before}"  # the others need it to come to their own end
     if event.process in job.rejoining and event.code == STUCK:
@@ -514,6 +559,7 @@ def _start_anew(job: Job, processes: frozenset[int]) -> Job:
         lives={**job.lives, **dict.fromkeys(processes, job.attempt)},
         replaced=job.replaced | processes,
         rejoining=job.rejoining - processes,
+        going=job.going - processes,
     )
 
 
@@ -591,10 +637,17 @@ def _clear(job: Job) -> tuple[Job, tuple[Action, ...]]:
     return replace(job, killing=job.killing | ready, asked=job.asked | asked), tuple(actions)
 
 
-def _end_attempt(job: Job, error: JobError, now: float, *, patient: bool = True) -> Decision:
+def _end_attempt(
+    job: Job,
+    error: JobError,
+    now: float,
+    *,
+    patient: bool = True,
+    staying: frozenset[int] = frozenset(),
+) -> Decision:
     """Ends the attempt with `error`; another follows, or the job fails.
 
-    With `patient`, a save that can be committed is.
+    With `patient`, a save that can be committed is. Those of `staying` may outlive it.
     """
     setting = _BUDGETS.get(type(error))
     if setting is None:
@@ -611,7 +664,7 @@ def _end_attempt(job: Job, error: JobError, now: float, *, patient: bool = True)
         return _end_last(job, error, f"{error}{why}", now, patient=patient)
     budget_used = {**job.budget_used, setting: tries}
     following = replace(job, budget_used=budget_used, idle_attempts=idle, error=error)
-    if staying := _staying(job, error):
+    if staying := staying or _staying(job, error):
         return _rejoin(following, error, now, staying)
     return _retry(following, error, now, patient=patient)
 
@@ -887,6 +940,6 @@ _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
     **{(state, Stop): _on_stop for state in State},
     (State.RESTARTING, Progressed): _on_progress_while_restarting,
     (State.RESTARTING, CoordinatorEnded): _on_coordinator_ended_while_restarting,
-    (State.RUNNING, Progressed): _on_progress,
+    (State.RUNNING, Progressed): _on_progress_while_running,
     (State.PREEMPTING, Progressed): _on_progress_while_preempting,
 }

@@ -97,7 +97,7 @@ class Attempt:
     # The life of each process: the attempt that it was started for, this one or one before.
     lives: Mapping[int, int] = field(default_factory=dict)
     exit_codes: Mapping[int, int] = field(default_factory=dict)  # by process
-    notices: Mapping[str, float | None] = field(default_factory=dict)  # source -> deadline
+    notices: Mapping[str, Noticed] = field(default_factory=dict)  # by their sources
     reported_done: bool = False  # the training loop itself reported its end
     progressed: bool = False  # it passed the best of all earlier ones
     started_at: float = 0.0
@@ -112,6 +112,11 @@ class Attempt:
     leaving: frozenset[int] = frozenset()  # those that have begun to leave by themselves
     killed: bool = False  # all of them
     restartable: frozenset[int] = frozenset()  # those that can outlive it
+    # Those that have left their training function, and wait for what becomes of them.
+    held: frozenset[int] = frozenset()
+    dismissed: bool = False  # those: there is no next attempt for them
+    # Those of the attempt before whose machines are given back: they end by themselves.
+    going: frozenset[int] = frozenset()
     rejoining: frozenset[int] = frozenset()  # those of the attempt before that are not back yet
     # Those of them that a save of the attempt before may still need.
     saving_before: frozenset[int] = frozenset()
@@ -170,8 +175,15 @@ class Job(Attempt):
     @property
     def staying(self) -> frozenset[int]:
         """The processes of this attempt that have outlived the one before, or are to."""
+        outlived = frozenset(each for each, life in self.lives.items() if life < self.attempt)
+        return outlived - self.going
+
+    @property
+    def noticed(self) -> frozenset[int]:
+        """The processes of this attempt whose machines are to be given back."""
         everybody = self.alive | self.exit_codes.keys()
-        return everybody - self.replaced if self.replaced else frozenset()
+        who = (notice.processes or everybody for notice in self.notices.values())
+        return frozenset().union(*who)
 
 
 # --- Events: what an engine has seen
@@ -247,6 +259,7 @@ class Progressed:
     compiled_s: float = 0.0  # spent in compilations, likewise
     leaving: frozenset[int] = frozenset()  # processes in `multihost.shutdown()`
     restartable: frozenset[int] = frozenset()  # processes in `multihost.run_restartable()`
+    held: frozenset[int] = frozenset()  # those of them that have left their training function
 
 
 @dataclass(frozen=True)
@@ -275,6 +288,8 @@ class Noticed:
     source: str
     deadline: float | None = None
     delivered: bool = False  # the processes know already
+    processes: frozenset[int] = frozenset()  # that run there; none: all
+    attempt: int | None = None  # in which processes have given it
 
 
 @dataclass(frozen=True)
@@ -343,14 +358,20 @@ class Launch:
 
 @dataclass(frozen=True)
 class Notify:
-    """Notify every process to save and leave."""
+    """Notify processes to save and leave. Those that hear (None: all) tell the others."""
 
     why: str
+    processes: frozenset[int] | None = None
 
 
 @dataclass(frozen=True)
 class Unnotify:
     """Notify every process that the notice is withdrawn, where the engine can."""
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """Have those that wait for what becomes of them leave: there is no next attempt for them."""
 
 
 @dataclass(frozen=True)
@@ -392,6 +413,7 @@ class Rejoin:
     staying: frozenset[int]
     why: str  # the attempt before is over
     saving: frozenset[int] = frozenset()  # of those that stay: whose save can still be committed
+    going: frozenset[int] = frozenset()  # they live, and end by themselves, to be replaced then
 
 
 @dataclass(frozen=True)
@@ -407,6 +429,7 @@ Action: TypeAlias = (
     | Launch
     | Notify
     | Unnotify
+    | Dismiss
     | Terminate
     | Kill
     | Release

@@ -76,6 +76,7 @@ class ProcessReport:
     leaving: bool
     asks_preemption: bool
     restartable: bool
+    held: bool
     done: bool
     restored_s: float
     blocked_s: float
@@ -98,6 +99,7 @@ class ProcessReport:
             leaving=bool(values.get("leaving")),
             asks_preemption=progress.asks_preemption,
             restartable=bool(values.get("restartable")),
+            held=bool(values.get("held")),
             done=bool(values.get("done")),
             restored_s=values.get("restore_s", 0.0),
             blocked_s=values.get("save_blocked_s", 0.0),
@@ -372,11 +374,12 @@ class ProgressWatch:
         status = self._followed.look()
         self._take(status, self._followed.changed)
         progress = self._progress()
+        # Before the word that all have left their loops: it is for them that they have.
+        if self._notices or any(prefix.prefix == "holdfast" for prefix in status.prefixes):
+            self._take_notices(self._client.key_value_dir_get_bytes(_SYNC))
         if progress != self._last:
             self._last = progress
             self._on_event(progress)
-        if self._notices or any(prefix.prefix == "holdfast" for prefix in status.prefixes):
-            self._take_notices(self._client.key_value_dir_get_bytes(_SYNC))
 
     def _send_history(self) -> None:
         while self._history:
@@ -419,6 +422,7 @@ class ProgressWatch:
             blocked_s=max((each.blocked_s for each in reported), default=0.0),
             compiled_s=max((each.compiled_s for each in reported), default=0.0),
             leaving=frozenset(each.process for each in reported if each.leaving),
+            held=frozenset(each.process for each in reported if each.held),
             restartable=self._restartable(),
         )
 
@@ -429,19 +433,21 @@ class ProgressWatch:
         return frozenset(process for process, each in reported if each.restartable)
 
     def _take_notices(self, entries: Iterable[tuple[str, bytes]]) -> None:
-        deadlines: dict[str, float | None] = {}
+        standing: set[str] = set()
         for key, value in entries:
             if match := _NOTICE_KEY.fullmatch(key):
                 notice = json.loads(value)
                 source = f"process {match[1]} ({notice['reason']})"
-                deadlines[source] = notice.get("deadline_unix_s")
-        for source, at in deadlines.items():
-            if source not in self._notices:
+                standing.add(source)
+                at = notice.get("deadline_unix_s")
                 deadline = None if at is None else time.monotonic() + at - time.time()
-                self._on_event(Noticed(source, deadline, delivered=True))
-        for source in self._notices - deadlines.keys():
+                who = frozenset({int(match[1])})
+                noticed = Noticed(source, deadline, True, who, self.attempt)
+                if source not in self._notices:
+                    self._on_event(noticed)
+        for source in self._notices - standing:
             self._on_event(Withdrawn(source))
-        self._notices = set(deadlines)
+        self._notices = standing
 
     # --- Ends
 

@@ -69,7 +69,7 @@ class Preemption:
         self.closed = False
         self._heard = False  # the program has asked whether it is to stop
         self._waiting = False  # in initialize() or shutdown(), which have timeouts of their own
-        self._logged = False  # that the sync point is reached
+        self.stops = False  # the loop was told to, when it last asked
         self._asked_s = time.monotonic()
         self._sync = SyncPoint(None, "preemption", on_change=self._on_change)
         # A thread of its own: publishing calls the coordinator, and a signal's reader thread must
@@ -111,6 +111,7 @@ class Preemption:
             self._process_id = process_id
             self._lowest = min(tasks)
             self._published = None
+            self.stops = False
         alone.close()
         for signals in self.signals():
             self._start(signals)  # once more, where it was added outside the main thread
@@ -200,9 +201,9 @@ class Preemption:
             reached = self._sync.ask(step).value == RAISED
         finally:
             self._asked_s = time.monotonic()
-        if reached and not self._logged:
+        if reached and not self.stops:
             _log.warning("preemption sync point reached at step %d", step)
-        self._logged = reached
+        self.stops = reached
         return reached
 
     def notice(self) -> Notice | None:

@@ -29,11 +29,12 @@ from holdfast.coordination import (
     StatusClient,
 )
 from holdfast.coordination.address import beside
-from holdfast.coordination.names import NEXT_KEY
+from holdfast.coordination.names import DECIDES, NEXT_KEY
 from holdfast.proto.session_pb2 import NextAttempt
 
-from ..job import AttemptOver, Job, clear_caches, current_job, forget_job
+from ..job import AttemptOver, Job, clear_caches, current_job, forget_job, settle_all
 from ..liveness.health import health
+from ..liveness.vitals import last_vitals
 from ..parent import spec_of_launcher
 from ..preemption.preemption import Preemption
 from ..spec import ProcessSpec
@@ -57,14 +58,16 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
     When it returns, the process leaves the job, and this returns what it returned.
 
     The launcher decides: `holdfast run`, `ray` and `slurm` replace the process that died, and this
-    one is in the next attempt without a start of its own. One that sits in a call for a second,
+    one is in the next attempt without a start of its own. They do so, too, where some processes
+    have a notice of preemption, and `train` returns at the step at which all stop: this returns in
+    those processes, and calls `train` again in the others. One that sits in a call for a second,
     while no save needs it, ends itself and is replaced too; so is one that does not come within
     `rejoin_timeout_s`. Where a process did not call `run_restartable`, all are started again.
     Under other launchers, and alone, `train` is called once. An error that no other's death can
     cause is raised at once, any other when nobody has died within the heartbeat timeout. Call it
     from the main thread. It calls `gc.freeze()`, also after each attempt.
     """
-    spec = spec_of_launcher()
+    spec = spec_of_launcher() if DECIDES in os.environ else None
     gc.freeze()  # without a collection, for which the others of an attempt would wait
     while True:
         try:
@@ -79,8 +82,12 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
             current_job().end()
             _clear_frames(error)
         else:
-            shutdown()
-            return result
+            following = None if spec is None else _hold(spec)
+            if spec is None or following is None:
+                shutdown()
+                return result
+            current_job().end()
+            del result  # with its arrays
         _log.warning("this process stays, for attempt %d", following.attempt)
         _leave()
         coordinator = following.coordinator
@@ -112,10 +119,37 @@ def _stay() -> None:
 def _listen(job: Job, client: CoordinationClient, departure: Departure) -> None:
     # It ends with the client: a call is then cancelled.
     with contextlib.suppress(CoordinationError):
-        told = client.blocking_key_value_get_bytes(NEXT_KEY, _FOR_EVER_MS)
-        following = NextAttempt.FromString(told)
-        job.note_over(following.why)
-        departure.see_off(following)
+        following = _wait_for_next(client)
+        if client.process_id in following.staying:
+            job.note_over(following.why)
+            departure.see_off(following)
+
+
+def _wait_for_next(client: CoordinationClient) -> NextAttempt:
+    return NextAttempt.FromString(client.blocking_key_value_get_bytes(NEXT_KEY, _FOR_EVER_MS))
+
+
+def _hold(spec: ProcessSpec) -> NextAttempt | None:
+    """Waits for what becomes of this process after a notice, where its loop was told to stop.
+
+    Returns where it goes, None where it leaves.
+    """
+    member = current_job().get(Membership)
+    running = current_job().get(Preemption)
+    if member is None or running is None or not running.stops:
+        return None
+    running.set_waiting(True)
+    settle_all(member.shutdown_timeout_s)
+    try:
+        member.client.report(held=1, **last_vitals())
+        following = _wait_for_next(member.client)
+    except CoordinationError:
+        return None
+    if spec.process_id in following.staying:
+        return following
+    if following.attempt:  # the others stay, and come to no barrier
+        shutdown(0.0)
+    return None
 
 
 def _next_attempt(spec: ProcessSpec, error: BaseException) -> NextAttempt | None:

@@ -40,7 +40,7 @@ from ...workers.coordinator import HEARTBEAT_TIMEOUT_S, end_attempt
 from ...workers.output import Output, console_unless
 from ...workers.secrets import JobSecrets, require_cryptography, shown
 from ..base import NOT_STARTED, chosen, run_job
-from ..replacing import MOST_LOOKS, ReplacingEngine
+from ..replacing import DECIDED, MOST_LOOKS, ReplacingEngine
 from .cluster import cluster_nodes, load_ray
 from .placement import Node, Placement, place_gang
 from .worker_actor import CoordinatorActor, HostActor, WorkerActor, WorkerUpdate
@@ -175,6 +175,10 @@ class Gang:
     def node_ids(self) -> list[str]:
         """The machine of each rank."""
         return [node.node_id for node in self.placement.nodes]
+
+    def ranks_on(self, node_id: str) -> list[int]:
+        """Returns the ranks whose machine it is."""
+        return [rank for rank, its in enumerate(self.node_ids) if its == node_id]
 
     def start_actors(self, resources: Mapping[str, float]) -> None:
         """Starts the actors of processes that are not there: their start costs seconds."""
@@ -348,7 +352,7 @@ class RayEngine(ReplacingEngine):
         actors = self._gang.actors
         started = [
             actors[rank].start.remote(
-                self._command, self._call, self._process_spec(rank), self._spec.env
+                self._command, self._call, self._process_spec(rank), {**self._spec.env, **DECIDED}
             )
             for rank in ranks
         ]
@@ -396,7 +400,7 @@ class RayEngine(ReplacingEngine):
         node_ids = self._gang.node_ids
         opening = []
         for node_id in dict.fromkeys(node_ids[rank] for rank in ranks):
-            on_node = [rank for rank, its in enumerate(node_ids) if its == node_id]
+            on_node = self._gang.ranks_on(node_id)
             serving = self._gang.host(node_id).serve.remote(
                 self._attempt, coordinator.address, coordinator.secrets, on_node
             )
@@ -688,7 +692,9 @@ class RayEngine(ReplacingEngine):
             node = nodes.get(node_id)
             if node is not None and node.draining and node_id not in self._noticed:
                 self._noticed.add(node_id)
-                notices.append(Noticed(f"Ray drains {_name(node)}", _deadline(node)))
+                there = frozenset(self._gang.ranks_on(node_id))
+                source = f"Ray drains {_name(node)}"
+                notices.append(Noticed(source, _deadline(node), processes=there))
         return notices
 
     def _growth(self, nodes: Mapping[str, Node]) -> list[Event]:

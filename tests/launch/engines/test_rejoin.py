@@ -158,6 +158,28 @@ def test_who_dies_is_replaced_and_the_others_stay(
     assert result.goodput.rejoining_s > 0
 
 
+@pytest.mark.parametrize(
+    "process", [1, pytest.param(0, marks=pytest.mark.slow)], ids=["another", "process 0"]
+)
+def test_a_notice_to_one_process_replaces_it_alone(
+    process: int, tmp_path: Path, undisturbed: float
+) -> None:
+    """All save at one step. It leaves and is replaced; the others stay, and call `train` again.
+    Only what leaves comes behind `run_restartable` before the end.
+    """
+    trial = Trial(tmp_path / "job")
+    trial.order([Death(process, "notice", 11)])
+    result = trial.run(60, policy=RestartPolicy(max_preemptions=1))
+    assert (result.attempts, trial.results()) == (2, {undisturbed}), result.reasons
+    assert trial.lives() == [2 if each == process else 1 for each in range(3)], result.reasons
+    assert [note["process"] for note in trial.notes("left")] == [process]
+    saved = {note["step"] for note in trial.notes("saved") if note["attempt"] == 1}
+    begins = {note["step"] for note in trial.notes("begins") if note["attempt"] == 2}
+    assert begins == {max(saved)}  # no step is lost
+    trial.check_apart()
+    assert trial.attempts() == [(0, []), (2, [process])]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("habit", ["", "is large"])
 def test_a_loop_that_never_waits_comes_back(habit: str, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from holdfast.launch.supervisor.job import (
     Action,
     Capacity,
     CoordinatorEnded,
+    Dismiss,
     Event,
     Exited,
     Job,
@@ -861,6 +862,95 @@ def test_a_notice_while_they_join_is_passed_on() -> None:
     assert (run.job.state, run.actions) == (State.PREEMPTING, [Notify("a")])
 
 
+ALL = frozenset(range(4))
+DRAIN = Noticed("Ray drains 10.0.0.3", deadline=190.0, processes=frozenset({2, 3}))
+
+
+def test_a_notice_to_some_replaces_them_alone() -> None:
+    """It is given to them alone, from whom the others hear of it. Once all have left their loops
+    the others stay, and each of them is replaced as soon as it has ended, out of no further budget.
+    """
+    run = restartable().handle(DRAIN)
+    assert (run.job.state, run.actions) == (
+        State.PREEMPTING,
+        [Notify(DRAIN.source, DRAIN.processes)],
+    )
+    run.handle(Progressed(1, 7, 7, held=frozenset({0, 1, 2})))
+    assert (run.job.state, run.actions) == (State.PREEMPTING, [])
+    run.handle(Progressed(1, 7, 7, held=ALL))
+    why = "4 of 4 processes left the loop after notice from Ray drains 10.0.0.3"
+    assert run.actions == [Rejoin(2, 4, ALL, why, going=DRAIN.processes)]
+    assert run.reason == f"{why}; processes 0, 1 stay for attempt 2, 2, 3 new"
+    assert (run.job.state, run.job.staying) == (State.REJOINING, frozenset({0, 1}))
+    spent = dict(run.job.budget_used)
+    assert run.handle(Exited(1, 3, 0)).actions == [Replace(2, frozenset({3}))]
+    assert run.reason == "process 3 left attempt 1, and is started again"
+    assert run.handle(back(2, 0, 1)).job.state is State.REJOINING
+    assert run.wake().actions == [Replace(2, frozenset({2}))]
+    assert (run.job.state, run.job.budget_used) == (State.RUNNING, spent)
+    assert spent == {"max_preemptions": 1}
+
+
+def test_a_death_while_one_still_leaves_is_the_end_of_both() -> None:
+    """The next attempt waits for nobody who is not to be in it."""
+    run = restartable().handle(DRAIN, Progressed(1, 7, 7, held=ALL), Exited(1, 3, 0))
+    run.handle(back(2, 0, 1), Exited(1, 1, -9))
+    rejoin, lost = run.actions
+    assert isinstance(rejoin, Rejoin)
+    assert (rejoin.staying, rejoin.going) == (frozenset({0}), frozenset())
+    assert lost == Replace(3, frozenset({1, 2, 3}))
+
+
+def test_one_that_has_died_is_replaced_with_those_that_leave() -> None:
+    """Its machine may have gone before it had left."""
+    run = restartable().handle(DRAIN, Exited(1, 3, -9), Progressed(1, 7, 7, held=ALL - {3}))
+    rejoin, lost = run.actions[-2:]
+    assert isinstance(rejoin, Rejoin) and rejoin.going == frozenset({2})
+    assert lost == Replace(2, frozenset({3}))
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [Noticed("a")],
+        [DRAIN, Noticed("process 0 (SIGTERM)", delivered=True, processes=frozenset({0, 1}))],
+        [DRAIN, Stop("SIGTERM")],
+        [DRAIN, Progressed(1, 7, leaving=frozenset({0}))],
+        [DRAIN, Progressed(1, 7, done=True)],
+        [Progressed(1, 6, 6), DRAIN],
+    ],
+    ids=["all", "each", "stop", "one leaves", "done", "budget"],
+)
+def test_those_that_wait_are_told_that_nobody_stays(before: list[Event]) -> None:
+    """Once, and as ever after a notice all leave."""
+    is_spent = before[-1] is DRAIN
+    run = restartable(RestartPolicy(max_preemptions=0 if is_spent else 2))
+    run.handle(*before, Progressed(1, 7, held=ALL))
+    assert run.actions[-1] == Dismiss()
+    assert run.job.state is State.PREEMPTING
+    assert run.handle(Progressed(1, 8, held=ALL)).actions == []
+    run.exit([0, 0, 0, 0])
+    assert run.job.state in (State.RESTARTING, State.PREEMPTED, State.FINISHED)
+
+
+def test_a_notice_that_was_withdrawn_too_late_keeps_nobody() -> None:
+    """Those that have left their loops for it begin again, all of them."""
+    waits = Progressed(1, 7, 7, held=frozenset({0}))
+    for events in ([waits], [Noticed("a"), waits, Withdrawn("a")]):
+        run = restartable().handle(*events)
+        assert run.job.state is State.PREEMPTING
+        run.handle(Progressed(1, 7, 7, held=ALL))
+        (rejoin,) = run.actions
+        assert isinstance(rejoin, Rejoin)
+        assert (rejoin.staying, rejoin.going) == (ALL, frozenset())
+
+
+def test_a_notice_of_the_attempt_before_is_none_of_this_one() -> None:
+    run = restartable().handle(Exited(1, 2, -9))
+    late = Noticed("process 2 (SIGTERM)", delivered=True, processes=frozenset({2}), attempt=1)
+    assert run.handle(late).job.state is State.REJOINING
+
+
 # --- Any sequence of events
 
 
@@ -884,9 +974,13 @@ def _random_event(lots: random.Random, job: Job, now: float) -> Event:
             saves={each: NO_SAVE for each in range(4) if lots.random() < 0.8},
             leaving=frozenset(lots.sample(range(4), lots.choice([0, 0, 0, 1]))),
             restartable=frozenset(each for each in range(4) if lots.random() < 0.8),
+            held=frozenset(lots.sample(range(4), lots.choice([0, 0, 0, 1, 4]))),
         ),
         Noticed(
-            lots.choice("ab"), lots.choice([None, now + 5, now + 50]), delivered=lots.random() < 0.5
+            lots.choice("ab"),
+            lots.choice([None, now + 5, now + 50]),
+            delivered=lots.random() < 0.5,
+            processes=frozenset(lots.sample(range(4), lots.choice([0, 1, 2]))),
         ),
         Withdrawn(lots.choice("ab")),
         Capacity(lots.randint(1, 5)),

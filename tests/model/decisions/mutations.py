@@ -64,13 +64,25 @@ MUTATIONS = [
     ),
     Mutation(
         "only who can stays",
-        "    staying = job.alive & (job.restartable | job.rejoining) - job.leaving\n",
-        "    staying = job.alive - job.leaving\n",
+        "    staying = job.alive & (job.restartable | job.rejoining) - job.leaving - job.going\n",
+        "    staying = job.alive - job.leaving - job.going\n",
         "REJOIN",
     ),
     Mutation(
+        "whose machine is given back goes",
+        "    staying = waiting - job.noticed\n",
+        "    staying = waiting\n",
+        "NOTICE",
+    ),
+    Mutation(
+        "those that wait are told",
+        "    return _decision(replace(job, dismissed=True), why, *decision.actions, Dismiss())\n",
+        "    return decision\n",
+        "HELD",
+    ),
+    Mutation(
         "the processes hear of a notice",
-        "    return _preempt(job, following, now, source, Notify(event.source))\n",
+        "    return _preempt(job, following, now, source, Notify(event.source, alone or None))\n",
         "    return _preempt(job, following, now, source)\n",
         "NOTICE",
     ),

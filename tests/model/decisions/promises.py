@@ -16,6 +16,7 @@ from holdfast.launch.supervisor.job import (
     Launch,
     Noticed,
     Notify,
+    Progressed,
     Rejoin,
     Replace,
     Reserved,
@@ -92,19 +93,33 @@ def _check_attempts(step: Step) -> None:
     need(begins, "ATTEMPTS", f"one that begins as {after.state}")
     need(not before.stopping, "STOPPED", "an attempt after a stop")
     if after.state is State.REJOINING:
-        _check_rejoin(before, after, step.actions)
+        _check_rejoin(step)
 
 
-def _check_rejoin(before: Job, after: Job, actions: tuple[Action, ...]) -> None:
-    """Each process stays or is started anew; none stays that is dead or has never said it can."""
-    rejoin, new = actions
-    assert isinstance(rejoin, Rejoin) and isinstance(new, Replace)
+def _check_rejoin(step: Step) -> None:
+    """Each process stays, ends by itself or is started anew; none stays that is dead, has never
+    said that it can, or whose machine is given back.
+    """
+    before = step.before
+    event = step.event
+    rejoin, *others = step.actions
+    assert isinstance(rejoin, Rejoin)
+    new = [process for each in others if isinstance(each, Replace) for process in each.processes]
     everybody = frozenset(range(before.num_processes))
-    need(rejoin.staying | new.processes == after.alive == everybody, "REJOIN", "one is missing")
-    need(not rejoin.staying & new.processes, "REJOIN", "one stays and is started anew")
+    need(rejoin.staying.union(new) == step.after.alive == everybody, "REJOIN", "one is missing")
+    need(not rejoin.staying.intersection(new), "REJOIN", "one stays and is started anew")
     can = before.alive & (before.restartable | before.rejoining)
-    need(bool(rejoin.staying) and rejoin.staying <= can, "REJOIN", "one stays that cannot")
-    need(not before.notices, "NOTICE", "a preemption that the next attempt would not know")
+    if isinstance(event, Progressed):
+        can |= before.alive & event.restartable
+    staying = rejoin.staying - rejoin.going
+    need(bool(staying) and rejoin.staying <= can, "REJOIN", "one stays that cannot")
+    noticed = before.noticed
+    if isinstance(event, Noticed):
+        noticed |= event.processes or everybody
+    need(not staying & noticed, "NOTICE", "one stays whose machine is given back")
+    if before.notices:
+        told = before.held | getattr(event, "held", frozenset())
+        need(rejoin.staying <= told, "NOTICE", "one has not come to the step at which all save")
 
 
 def _check_notices(step: Step) -> None:
@@ -113,12 +128,16 @@ def _check_notices(step: Step) -> None:
     after = step.after
     runs = before.state in (State.RUNNING, State.REJOINING)
     if runs and (isinstance(event, Noticed) or (isinstance(event, Stop) and before.alive)):
-        need(after.state is State.PREEMPTING, "NOTICE", "a preemption that is lost")
+        is_taken = after.state is State.PREEMPTING or after.attempt > before.attempt
+        need(is_taken, "NOTICE", "a preemption that is lost")
         is_told = getattr(event, "delivered", False) or any(
-            isinstance(action, Notify) for action in step.actions
+            isinstance(action, Notify | Rejoin) for action in step.actions
         )
         need(is_told, "NOTICE", "the processes are not told")
-    if before.state is not State.PREEMPTING:
+    if after.state is State.PREEMPTING and after.alive & after.held:
+        silent = after.alive & after.saves.keys() - after.held - after.leaving
+        need(after.dismissed or bool(silent), "HELD", "those that wait hear nothing")
+    if before.state is not State.PREEMPTING or after.state is State.REJOINING:
         return
     if after.state is State.FINISHED:
         need(before.reported_done or after.reported_done, "DONE", "taken for done after a notice")
@@ -146,7 +165,8 @@ def _check_commit(step: Step) -> None:
     )
     if not gone_reported or any(p == (latest, SaveStage.SETTLED) for p in known):
         return
-    deadline = min([at for at in before.notices.values() if at is not None], default=None)
+    known_at = (notice.deadline for notice in before.notices.values())
+    deadline = min([at for at in known_at if at is not None], default=None)
     if isinstance(step.event, Tick) and step.now == before.wake_at:
         return  # its time is over
     if isinstance(step.event, Stalled) and before.step < 0:

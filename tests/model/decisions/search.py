@@ -105,7 +105,8 @@ def events_of(job: Job, now: float) -> Iterator[tuple[Event, float]]:
         happenings += [Exited(life, process, code) for code in CODES]
         happenings += [Exited(life, process, 1, met=attempt - 1)]
     if job.alive:
-        happenings += [Noticed("a"), Noticed("b", now + 5, delivered=True), Withdrawn("a")]
+        one = frozenset({min(job.alive)})
+        happenings += [Noticed("a"), Noticed("b", now + 5, True, one), Withdrawn("a")]
         happenings += [CoordinatorEnded(attempt, "gone")]
         happenings += [Stalled(attempt, "no step", (min(job.alive),))]
         happenings += _reports(job)
@@ -115,7 +116,7 @@ def events_of(job: Job, now: float) -> Iterator[tuple[Event, float]]:
 
 def _reports(job: Job) -> Iterator[Progressed]:
     """Yields what the processes may report: a step, one that is saved, the end, and each how far it
-    is in its save, that it leaves, or that it can outlive the attempt.
+    is in its save, that it leaves, that it can outlive the attempt, or has left its loop.
     """
     attempt = job.attempt
     if job.step < STEPS:
@@ -126,6 +127,8 @@ def _reports(job: Job) -> Iterator[Progressed]:
     everybody = frozenset(job.alive)
     if not everybody <= job.restartable:
         yield Progressed(attempt, job.step, job.saved_step, restartable=everybody)
+    if not everybody <= job.held and everybody <= job.restartable:
+        yield Progressed(attempt, job.step, job.saved_step, held=everybody)
     for process in job.alive:
         if process not in job.leaving:
             yield Progressed(attempt, job.step, job.saved_step, leaving=frozenset({process}))
@@ -149,7 +152,10 @@ def _key(job: Job, now: float) -> tuple[object, ...]:
             parts.append(None if value is None else round(value - now, 3))
         elif each.name == "notices":
             parts.append(
-                frozenset((s, None if at is None else at - now) for s, at in value.items())
+                frozenset(
+                    (s, it.processes, None if it.deadline is None else it.deadline - now)
+                    for s, it in value.items()
+                )
             )
         elif isinstance(value, set):
             parts.append(frozenset(value))

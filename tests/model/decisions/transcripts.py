@@ -124,6 +124,20 @@ REJOIN = [
         54.0,
         [Tick()],
     ),
+    Scene(
+        "The machine of process 2 is to be given back. That process alone is told, and the others"
+        " hear of it: all save the same step, leave their loops, and wait.",
+        70.0,
+        [
+            Progressed(3, 95, 90, restartable=frozenset(range(3))),
+            Noticed("the machine of process 2", deadline=100.0, processes=frozenset({2})),
+        ],
+    ),
+    Scene(
+        "When all have, the others stay. Process 2 ends by itself, and then another begins.",
+        72.0,
+        [Progressed(3, 96, 96, held=frozenset(range(3))), Exited(3, 2, 0)],
+    ),
 ]
 PAGES = {
     "preemption.md": ("A preemption", PREEMPTION),

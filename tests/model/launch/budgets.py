@@ -28,8 +28,8 @@ def an_attempt_costs_once(trace: Trace) -> Broken:
     for number, steps in groupby(trace.steps, lambda step: step.before.attempt):
         taken = 0
         for step in steps:
-            gained = sum(step.after.budget_used.values()) - sum(step.before.budget_used.values())
-            taken += max(0, gained)
+            had = 0 if _is_better(step) else sum(step.before.budget_used.values())
+            taken += max(0, sum(step.after.budget_used.values()) - had)
         is_free = step.after.final or step.before.grows
         if number and (taken > 1 or (taken == 0 and not is_free)):
             yield f"takes {taken} from the budgets in attempt {number}"
@@ -51,6 +51,15 @@ def only_progress_refills(trace: Trace) -> Broken:
             yield f"refills a budget: {step}"
 
 
+def _is_better(step: Step) -> bool:
+    """Whether processes tell of progress by the word that ends the attempt."""
+    event = step.event
+    if not isinstance(event, Progressed) or not step.is_new_attempt:
+        return False
+    saved = max(event.saved_step, step.before.saved_step)
+    return saved > step.before.saved_step or (saved < 0 and event.step > step.before.step)
+
+
 def _refills(step: Step) -> bool:
     used = step.after.budget_used
     return any(used.get(name, 0) < count for name, count in step.before.budget_used.items())
@@ -59,10 +68,11 @@ def _refills(step: Step) -> bool:
 def idle_attempts_end_the_job(trace: Trace) -> Broken:
     """So many attempts in a row without progress, after a first step, are the last ones."""
     idle = 0
+    better = {step.before.attempt for step in trace.steps if _is_better(step)}
     for attempt in trace.attempts():
         last = attempt[-1].after
         ran = bool(last.staying) or any(actions(step, Launch) for step in attempt)
-        idle = 0 if last.progressed else idle + ran
+        idle = 0 if last.progressed or last.attempt in better else idle + ran
         goes_on = not last.final and not last.grows
         limit = max(1, last.policy.attempts_without_progress)
         if idle >= limit and last.step >= 0 and ran and goes_on:

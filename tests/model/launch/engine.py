@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from holdfast.launch.supervisor.job import (
     Action,
     Capacity,
     CoordinatorEnded,
+    Dismiss,
     Event,
     Exited,
     Kill,
@@ -35,7 +37,7 @@ from holdfast.launch.supervisor.job import (
     Withdrawn,
 )
 
-from .gang import BY_SIGTERM, Gang, Worker
+from .gang import BY_SIGTERM, SYNC_S, Gang, Worker
 from .program import Program
 from .timeline import Timeline
 from .trace import Endless, Seen
@@ -121,7 +123,10 @@ class FakeEngine(Engine):
             case Launch():
                 self._launch(action)
             case Notify():
-                self._notify()
+                self._sent_sigterm = True
+                self._each(action.processes, self._notify_one)
+            case Dismiss():
+                self._of_gang(Gang.dismiss)
             case Unnotify():
                 self._of_gang(Gang.withdraw)
             case Terminate():
@@ -232,7 +237,7 @@ class FakeEngine(Engine):
             watcher=self,
         )
         for process in sorted(action.staying):
-            self._gang.take_over(before, process)
+            self._gang.take_over(before, process, goes=process in action.going)
         before.pass_on(self._gang)
         self._watch_stall(self._gang)
         self._fail("at launch")
@@ -253,15 +258,17 @@ class FakeEngine(Engine):
             if processes is None or worker.process in processes:
                 call(gang, worker)
 
-    def _notify(self) -> None:
-        self._sent_sigterm = True
-        self._each(None, self._notify_one)
-
     def _notify_one(self, gang: Gang, worker: Worker) -> None:
         gang.terminate(worker, is_notice=True)
         if self._program.echoes and worker.joined and worker.acts:
-            source = f"process {worker.process} (SIGTERM)"
-            self._soon(Noticed(source, delivered=True))
+            self._echo(Noticed(f"process {worker.process} (SIGTERM)"), worker.process)
+
+    def _echo(self, notice: Noticed, *processes: int) -> None:
+        """Has a notice told that processes have: before they can have left their loops for it."""
+        notice = replace(
+            notice, delivered=True, processes=frozenset(processes), attempt=self._attempt
+        )
+        self.timeline.later(self.timeline.draw(0.0, SYNC_S), partial(self._tell, notice))
 
     def _of_gang(self, call: Callable[[Gang], None]) -> None:
         if self._gang is not None and not self._released:
@@ -298,6 +305,7 @@ class FakeEngine(Engine):
             gang.done,
             saves={process: worker.position for process, worker in gang.ours.items()},
             leaving=frozenset(each.process for each in gang.workers if each.leaving),
+            held=frozenset(each.process for each in gang.workers if each.held),
             restartable=gang.restartable,
         )
         if progress != self._progress:
@@ -361,14 +369,23 @@ class FakeEngine(Engine):
             self.asked_to_stop = True
             self._tell(Stop("SIGTERM"))
 
-    def notice(self, source: str, deadline_s: float | None, *, delivered: bool) -> None:
+    def notice(
+        self,
+        source: str,
+        deadline_s: float | None,
+        processes: frozenset[int],
+        *,
+        delivered: bool,
+    ) -> None:
         """Gives a notice; one that is delivered has come from a process."""
         if delivered and self._released:
             return
+        deadline = None if deadline_s is None else self.timeline.now + deadline_s
         if delivered:
             self._of_gang(Gang.notify)
-        deadline = None if deadline_s is None else self.timeline.now + deadline_s
-        self._soon(Noticed(source, deadline, delivered))
+            self._echo(Noticed(source, deadline), *processes)
+        else:
+            self._soon(Noticed(source, deadline, processes=processes))
 
     def withdraw(self, source: str, *, delivered: bool) -> None:
         """Withdraws a notice."""
@@ -426,4 +443,5 @@ class FakeEngine(Engine):
 
 def _attempt_of(event: Event) -> float:
     """Returns the attempt that an event is of; those of all are of none."""
-    return float(getattr(event, "attempt", getattr(event, "life", math.inf)))
+    attempt = getattr(event, "attempt", getattr(event, "life", None))
+    return math.inf if attempt is None else float(attempt)

@@ -18,6 +18,7 @@ BY_SIGTERM = -15
 BY_SIGKILL = -9
 FAILED = 1
 LEFT = (0, 75)
+SYNC_S = 0.1  # at least, from a notice to the step at which all stop
 
 
 class Watcher(Protocol):
@@ -43,6 +44,7 @@ class Worker:
     joined: bool = False
     position: SavePosition = NO_SAVE
     leaving: bool = False
+    held: bool = False  # it has left its loop after a notice, and waits
     hung: bool = False
     silent: bool = False  # hangs so that it can report nothing
     reacts: bool = False  # has a way of its own to take SIGTERM
@@ -111,6 +113,7 @@ class Gang:
         self._save_runs = False
         self._save_lost = False
         self._goes_after = False  # as soon as this save is over
+        self._holds = False  # those that have left their loop wait for what becomes of them
 
     # --- Steps
 
@@ -149,8 +152,10 @@ class Gang:
         self.workers[process] = worker
         self._start(worker)
 
-    def take_over(self, before: Gang, process: int) -> None:
-        """Has a process of the attempt before join this one, once its save there is over."""
+    def take_over(self, before: Gang, process: int, *, goes: bool) -> None:
+        """Has a process of the attempt before join this one, once its save there is over; or end,
+        where it goes.
+        """
         old = before.workers[process]
         old.outlives = True
         worker = self.workers[process]
@@ -162,7 +167,7 @@ class Gang:
         if not old.alive:  # its end is on its way, and nobody knows yet
             worker.code = old.code
             self._after(0.0, 0.2, partial(self._miss, worker))
-        elif old.leaving:
+        elif old.leaving or goes:
             code = FAILED if old.ends_with is None else old.ends_with
             self._after(0.0, self._program.shutdown_s, partial(self._end_alone, worker, code))
         else:
@@ -183,9 +188,16 @@ class Gang:
 
     def pass_on(self, following: Gang) -> None:
         """Has the next attempt know of a notice that this one has heard of."""
-        if self._noticed:
+        if self._noticed and not any(worker.held for worker in self.workers):
             self._noticed = False
             following.notify()
+
+    def dismiss(self) -> None:
+        """Tells those that wait that there is no next attempt for them."""
+        self._holds = False
+        for worker in self.members:
+            if worker.held:
+                self._begin_leaving(worker)
 
     def _after(self, least_s: float, most_s: float, call: Callable[[], None]) -> None:
         self._timeline.later(self._timeline.draw(least_s, most_s), call)
@@ -310,6 +322,7 @@ class Gang:
 
     def _agree(self) -> None:
         if self._noticed and not self._going:
+            self._holds = self._program.outlives
             self._go(self._program.leaves_with)
 
     def _go(self, code: int) -> None:
@@ -330,8 +343,11 @@ class Gang:
     def _begin_leaving(self, worker: Worker) -> None:
         if not worker.acts or worker.leaving or worker.outlives:
             return
-        worker.leaving = True
         self._watcher.changed()
+        if self._holds:
+            worker.held = True
+            return
+        worker.leaving = True
         self._pass_shutdown()
 
     def _pass_shutdown(self) -> None:

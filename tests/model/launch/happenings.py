@@ -131,9 +131,11 @@ class Notice(Outside):
     source: str
     deadline_s: float | None = None
     delivered: bool = False
+    process: int | None = None  # it is for that one's machine alone
 
     def happen(self, engine: FakeEngine) -> None:
-        engine.notice(self.source, self.deadline_s, delivered=self.delivered)
+        who = frozenset() if self.process is None else frozenset({self.process})
+        engine.notice(self.source, self.deadline_s, who, delivered=self.delivered)
 
 
 @dataclass(frozen=True)

@@ -205,11 +205,34 @@ def _notice(lots: Lots) -> Drawn:
     source = lots.choice("ab")
     attempt = lots.attempt()
     at_s = lots.moment()
-    notice = Notice(attempt, at_s, source, deadline_s, delivered)
+    process = lots.choice([None, lots.process()])
+    notice = Notice(attempt, at_s, source, deadline_s, delivered, process=process)
     if lots.random() < 0.4:
         after_s = at_s + lots.choice([1.0, 3.0, 10.0])
         return (notice, Withdraw(attempt, after_s, source, delivered))
     return (notice,)
+
+
+def _one_host(lots: Lots) -> Drawn:
+    """A notice for one process, and something about when all have left their loops."""
+    attempt = lots.attempt()
+    at_s = lots.moment()
+    process = lots.randrange(3)
+    deadline_s = lots.choice([None, 40.0])
+    delivered = lots.random() < 0.5
+    notice = Notice(attempt, at_s, "d", deadline_s, delivered, process=process)
+    then_s = at_s + lots.choice([0.2, 1.0, 2.0, 4.0, 6.0])
+    then: Happens = lots.choice(
+        [
+            Exit(attempt, then_s, lots.process(), lots.choice([0, 1, -9, 75, 93])),
+            Notice(attempt, then_s, "e", delivered=delivered, process=lots.process()),
+            Withdraw(attempt, then_s, "d"),
+            AskToStop(attempt, then_s),
+            Hang(attempt, then_s, lots.process(), silent=False),
+            EndCoordinator(attempt, then_s),
+        ]
+    )
+    return (notice, then) if lots.random() < 0.7 else (notice,)
 
 
 def _fail_leaving(lots: Lots) -> Drawn:
@@ -299,6 +322,8 @@ DRAWN: tuple[Callable[[Lots], Drawn], ...] = (
     _leave,
     _notice,
     _notice,
+    _one_host,
+    _one_host,
     _fail_leaving,
     _fail_start,
     _linger,

@@ -16,7 +16,7 @@ from holdfast.launch.supervisor.job import (
     Withdrawn,
 )
 
-from .reading import CLOSE_S, GOES, Broken, actions, is_failure
+from .reading import CLOSE_S, GOES, Broken, actions, is_failure, is_own
 from .sparing import is_known_to_be_over
 from .trace import Step, Trace
 
@@ -37,7 +37,8 @@ def a_deadline_holds_for_all(trace: Trace) -> Broken:
 
 def _take_deadline(step: Step, deadlines: dict[str, float]) -> None:
     event = step.event
-    if isinstance(event, Noticed) and step.before.state in LIVES and event.deadline is not None:
+    is_taken = step.before.state in LIVES and is_own(step)
+    if isinstance(event, Noticed) and is_taken and event.deadline is not None:
         # One that has passed holds from now on.
         at = max(step.now, event.deadline)
         deadlines[event.source] = min(at, deadlines.get(event.source, math.inf))
@@ -94,7 +95,7 @@ def a_notice_reaches_all(trace: Trace) -> Broken:
     for step in trace.steps:
         event = step.event
         runs = step.before.state in (State.RUNNING, State.REJOINING)
-        if not runs or not isinstance(event, Noticed | Stop):
+        if not runs or not isinstance(event, Noticed | Stop) or not is_own(step):
             continue
         if step.after.state is not State.PREEMPTING:
             yield f"loses a notice: {step}"
@@ -110,7 +111,8 @@ def a_withdrawn_notice_ends_nothing(trace: Trace) -> Broken:
         event = step.event
         if not isinstance(event, Withdrawn) or job.state is not State.PREEMPTING:
             continue
-        if set(job.notices) != {event.source} or job.stopping or job.exit_codes:
+        ends = job.stopping or job.exit_codes or job.held
+        if set(job.notices) != {event.source} or ends:
             continue
         if step.after.state is not State.RUNNING or step.after.wake_at is not None:
             yield f"does not run on: {step}"

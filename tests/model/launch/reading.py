@@ -10,6 +10,7 @@ from holdfast.launch.supervisor.job import (
     PREEMPTED,
     Exited,
     Job,
+    Noticed,
     State,
 )
 from holdfast.multihost.group.group import SaveStage
@@ -37,13 +38,22 @@ def is_late(step: Step) -> bool:
     """Whether the event is of an attempt before, or the end of a life before."""
     if isinstance(step.event, Exited):
         return step.event.life != step.before.lives.get(step.event.process)
-    attempt = getattr(step.event, "attempt", step.before.attempt)
-    return bool(attempt != step.before.attempt)
+    attempt = getattr(step.event, "attempt", None)
+    return attempt not in (None, step.before.attempt)
 
 
 def actions(step: Step, *kinds: type) -> list[Any]:
     """Returns the actions of these kinds."""
     return [action for action in step.decision.actions if isinstance(action, kinds)]
+
+
+def noticed(step: Step) -> frozenset[int]:
+    """Returns the processes that are to leave, by the notices that stand with the event."""
+    event = step.event
+    given = frozenset[int]()
+    if isinstance(event, Noticed) and is_own(step):
+        given = event.processes or frozenset(range(step.before.num_processes))
+    return step.before.noticed | given
 
 
 def told(*times: float | None) -> list[float]:

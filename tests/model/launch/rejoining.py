@@ -10,13 +10,13 @@ from holdfast.launch.supervisor.job import (
     State,
 )
 
-from .reading import CLOSE_S, Broken, actions, is_own
+from .reading import CLOSE_S, Broken, actions, is_own, noticed
 from .trace import Trace
 
 
 def who_stays_can(trace: Trace) -> Broken:
-    """Only a living process stays that has said that it can, and has not begun to leave; and only
-    where nobody is to leave.
+    """Only a living process stays that has said that it can, and has not begun to leave; and none
+    that is to leave by a notice.
     """
     said: frozenset[int] = frozenset()
     left: frozenset[int] = frozenset()
@@ -29,7 +29,8 @@ def who_stays_can(trace: Trace) -> Broken:
             able = (said | step.before.rejoining) & step.before.alive - left
             if not action.staying or not action.staying <= able:
                 yield f"has {sorted(action.staying)} stay, of {sorted(able)}: {step}"
-            if step.before.notices or step.before.stopping:
+            to_leave = action.staying if step.before.stopping else noticed(step)
+            if to_leave & action.staying - action.going:
                 yield f"has processes stay that are to leave: {step}"
         if step.is_new_attempt:
             said = frozenset()
@@ -44,7 +45,7 @@ def nobody_is_missing(trace: Trace) -> Broken:
         for action in actions(step, Rejoin):
             everybody = frozenset(range(step.before.num_processes))
             started = [each.processes for each in actions(step, Replace)]
-            if started != [everybody - action.staying]:
+            if frozenset().union(*started) != everybody - action.staying:
                 yield f"starts {started} beside {sorted(action.staying)}: {step}"
 
 

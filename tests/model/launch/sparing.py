@@ -84,6 +84,8 @@ def is_known_to_be_over(step: Step) -> bool:
     """Whether the supervisor has been told all by which no save can be committed any more."""
     # With the end of a process, and with a hang, comes all that was reported before.
     is_told = isinstance(step.event, Exited | Stalled) and step.after.alive == step.seen.alive
+    # A save of the attempt before has a coordinator of its own, of whose end nobody tells.
+    is_told &= not step.after.saving_before & step.after.rejoining
     return is_settled(step.after) or (is_told and not step.seen.needed)
 
 
@@ -107,7 +109,8 @@ def who_has_no_client_has_time(trace: Trace) -> Broken:
 
 def _is_due(step: Step) -> bool:
     """Whether the deadline of a notice has come, or its time is over."""
-    if min(told(*step.before.notices.values()), default=math.inf) <= step.now:
+    deadlines = (notice.deadline for notice in step.before.notices.values())
+    if min(told(*deadlines), default=math.inf) <= step.now:
         return True
     return isinstance(step.before.error, Preempted)
 

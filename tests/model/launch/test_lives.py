@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.launch import RestartPolicy
 from holdfast.launch.supervisor.job import State
 
 from .found import FOUND
-from .lives import divergence_of, life_of, shortest, trace_of
+from .happenings import Notice
+from .lives import Life, divergence_of, life_of, shortest, trace_of
+from .program import Program
 
 FAST = 300
 
@@ -37,6 +40,17 @@ def test_a_share_of_lives_breaks_no_rule() -> None:
 def test_many_lives_break_no_rule(thousand: int) -> None:
     """With policies, programs and happenings by chance."""
     check(range(1000 * thousand, 1000 * (thousand + 1)))
+
+
+@pytest.mark.parametrize("delivered", [False, True])
+def test_after_a_notice_for_one_process_the_others_stay(delivered: bool) -> None:
+    """A life of the model comes there, and breaks no rule."""
+    notice = Notice(1, 8.0, "d", delivered=delivered, process=1)
+    life = Life((notice,), RestartPolicy(max_preemptions=1), Program(outlives=True))
+    assert divergence_of(life) is None
+    trace = trace_of(life)
+    assert [step.after.going for step in trace.steps if step.is_new_attempt][1:] == [{1}]
+    assert trace.last.state is State.FINISHED
 
 
 def test_lives_come_everywhere() -> None:

@@ -109,6 +109,13 @@ class Trace:
         return self.steps[-1].after
 
 
+def _hang_before_the_latest_save(job: Job, event: Stalled) -> frozenset[int]:
+    """Returns those that never come to it, though they can report."""
+    latest = max((position.save for position in job.saves.values()), default=-1)
+    hang = job.saves.keys() & (event.processes or job.alive)
+    return frozenset(process for process in hang if job.saves[process].save < latest)
+
+
 class Recorder:
     """Writes a trace."""
 
@@ -122,7 +129,7 @@ class Recorder:
         """Takes a decision about an event."""
         # While an attempt is ended, or all leave, a hang is nothing new.
         if isinstance(event, Stalled) and before.state is State.RUNNING:
-            self._silent = event.silent
+            self._silent = event.silent | _hang_before_the_latest_save(before, event)
         elif decision.job.attempt != before.attempt:
             self._silent = frozenset()
         seen = self._seen(self._silent)

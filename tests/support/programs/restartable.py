@@ -77,7 +77,7 @@ def began_s() -> float:
 
 
 def die_if_told(where: str, step: int = 0) -> None:
-    """Dies where a file of the first group that is left says so."""
+    """Dies where a file of the first group that is left says so; has a notice at "notice"."""
     orders = sorted(FOLDER.glob("kill-*"))
     for order in orders:
         _, group, process, place, earliest = order.name.split("-")
@@ -87,7 +87,7 @@ def die_if_told(where: str, step: int = 0) -> None:
             note("dies", where=where, step=step)
             if HABIT == "takes its folder along":
                 os.rmdir(os.getcwd())
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGTERM if where == "notice" else signal.SIGKILL)
 
 
 def begin() -> Any:
@@ -174,18 +174,21 @@ def last_step() -> int:
     return int(told.read_text()) if told.exists() else STEPS
 
 
-def take_step(manager: CheckpointManager, step: int, state: Any) -> None:
-    """Does what a trainer does after each step; says every ten steps what is saved."""
+def take_step(manager: CheckpointManager, step: int, state: Any) -> bool:
+    """Does what a trainer does after each step; says every ten steps what is saved. Returns whether
+    it is to stop.
+    """
     if HABIT.endswith("hangs") and step == 17 and ATTEMPT == "1":
         time.sleep(2.0)  # until all that does not hang of the save is done
     die_if_told("step", step)
-    if multihost.reached_preemption(step):
-        sys.exit(75)
+    die_if_told("notice", step)
     manager.save(step, state)
     die_if_told("save", step)
-    if step % 10 == 0:
+    stops = manager.reached_preemption(step)
+    if step % 10 == 0 or stops:
         manager.wait_until_finished()
         note("saved", step=step, result=result_of(state))
+    return stops
 
 
 def open_manager() -> Any:
@@ -201,8 +204,8 @@ def open_manager() -> Any:
     )
 
 
-def train() -> float:
-    """Trains to the last step, and returns what came of it."""
+def train() -> float | None:
+    """Trains to the last step, and returns what came of it; None where it is to stop before."""
     coordinator = os.environ["HOLDFAST_COORDINATOR"]
     note("train", began_s=began_s(), coordinator=coordinator, **usage())
     state = begin()
@@ -218,7 +221,8 @@ def train() -> float:
                 wait_for_data(step)
                 state = advance(state)  # which nobody waits for: the devices are behind
                 step += 1
-                take_step(manager, step, state)
+                if take_step(manager, step, state) and step < last_step():
+                    return None
             except Exception as error:
                 indulge(error)
     return result_of(state)
@@ -227,4 +231,8 @@ def train() -> float:
 register_storage("hangs", lambda url, _: HangingStorage(url.removeprefix("hangs://")))
 if __name__ == "__main__":  # not in a worker of its own
     die_if_told("join")
-    note("ended", result=multihost.run_restartable(train))
+    come_to = multihost.run_restartable(train)
+    if come_to is None:
+        note("left")
+    else:
+        note("ended", result=come_to)

@@ -151,6 +151,29 @@ def test_with_its_actor_a_process_is_replaced_on_its_node(
 
 
 @pytest.mark.parametrize("process", [1, 0])
+def test_with_its_drained_node_a_process_is_replaced_on_another(
+    process: int, fleet: Fleet, tmp_path: Path, undisturbed: Callable[[int], set[float]]
+) -> None:
+    """A notice to one node: all save at one step, its process leaves and begins on the spare node.
+    The others stay, and no step is lost.
+    """
+    trial = Trial(tmp_path / "job")
+
+    def drain() -> None:
+        trial.wait_for_step(100)
+        fleet.drain(fleet.node_of(trial.pid(process)), seconds=120)
+
+    result = trial.run_with(drain)
+    assert trial.results() == undisturbed(LONG)
+    assert result.attempts == 2, (result.reasons, trial.output.text)
+    expected = [1, 1, 1]
+    expected[process] = 2
+    assert trial.lives() == expected, (result.reasons, trial.output.text)
+    saved = {note["step"] for note in trial.notes("saved") if note["attempt"] == 1}
+    assert {note["step"] for note in trial.notes("begins") if note["attempt"] == 2} == {max(saved)}
+
+
+@pytest.mark.parametrize("process", [1, 0])
 def test_with_its_node_a_process_is_replaced_on_another(
     process: int, fleet: Fleet, tmp_path: Path, undisturbed: Callable[[int], set[float]]
 ) -> None:
