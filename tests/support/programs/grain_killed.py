@@ -14,7 +14,7 @@ from sharded_state import state
 from holdfast.checkpoint import CheckpointManager
 
 own = reader(index, count)
-alive = open(f"{root}-{index}", "w")
+alive = os.open(f"{root}-{index}", os.O_CREAT | os.O_WRONLY)
 fcntl.flock(alive, fcntl.LOCK_EX)  # until this process is dead
 seen = []
 with CheckpointManager(root) as manager:
@@ -25,5 +25,5 @@ with CheckpointManager(root) as manager:
     print("seen", json.dumps(seen), flush=True)
     if index == 0:  # jax's coordinator is in it: whoever outlives that is aborted
         for other in range(1, count):
-            fcntl.flock(open(f"{root}-{other}"), fcntl.LOCK_EX)
+            fcntl.flock(os.open(f"{root}-{other}", os.O_RDONLY), fcntl.LOCK_EX)
     os.kill(os.getpid(), signal.SIGKILL)
