@@ -53,6 +53,8 @@ def test_a_step_saved_while_its_empty_folder_is_swept_stays(tmp_path: Path) -> N
                     manager.wait_until_finished()
                 return found
 
+        # The sweep of its own opening, in the background, would take the empty folder.
+        assert manager._catalog.state.worker.wait(60)
         (root / "5").mkdir()
         storage = Slow(root)
         sweep_files(storage, LocalClaims(storage))
