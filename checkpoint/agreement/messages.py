@@ -129,7 +129,7 @@ def _parser(hint: Any) -> Callable[[Any], Any]:
     if origin in (tuple, list, Sequence):
         parse = _parser(parts[0])
         made = tuple if origin is tuple else list
-        return lambda data: made(map(parse, data))
+        return made if parse is _as_is else lambda data: made(map(parse, data))
     if hint is HoldfastError:
         return lambda data: SentError(**data).rebuilt(unknown=SaveFailed)
     if hasattr(hint, "from_json"):
@@ -137,13 +137,23 @@ def _parser(hint: Any) -> Callable[[Any], Any]:
     if hasattr(hint, "_make"):
         return _parser_of_each(hint._make, get_type_hints(hint).values())
     if isinstance(hint, type) and is_dataclass(hint):
-        parsers = {name: _parser(each) for name, each in get_type_hints(hint).items()}
-        return lambda data: hint(**{name: parsers[name](each) for name, each in data.items()})
-    return lambda data: data
+        hints = get_type_hints(hint).items()
+        parsers = {name: each for name, of in hints if (each := _parser(of)) is not _as_is}
+        return lambda data: hint(
+            **data | {name: parse(data[name]) for name, parse in parsers.items() if name in data}
+        )
+    return _as_is
+
+
+def _as_is(data: Any) -> Any:
+    """Reads what JSON has as it is: thousands of them come in one message."""
+    return data
 
 
 def _parser_of_each(
     make: Callable[[Iterable[Any]], Any], hints: Iterable[Any]
 ) -> Callable[[Any], Any]:
     parsers = [_parser(hint) for hint in hints]
+    if all(parse is _as_is for parse in parsers):
+        return make
     return lambda data: make(parse(each) for parse, each in zip(parsers, data, strict=True))
