@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, zip_longest
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,10 @@ def group_hosts(members: Sequence[Member], replicas: int) -> list[list[str]]:
     if len(blocks) == 1:
         ends = [len(hosts) * block // (replicas + 1) for block in range(replicas + 2)]
         blocks = [hosts[first:end] for first, end in pairwise(ends)]
-    dealt = [
-        block[place].host
-        for place in range(max(map(len, blocks), default=0))
-        for block in blocks
-        if place < len(block)
-    ]
-    count = max(1, len(dealt) // (replicas + 1))
-    starts = [(replicas + 1) * number for number in range(count)]
-    return [dealt[start:end] for start, end in zip(starts, [*starts[1:], len(dealt)], strict=True)]
+    dealt = [member.host for row in zip_longest(*blocks) for member in row if member is not None]
+    size = replicas + 1
+    starts = range(0, max(1, len(dealt) // size) * size, size)
+    return [dealt[start:end] for start, end in pairwise([*starts, len(dealt)])]
 
 
 def place_copies(members: Sequence[Member], replicas: int) -> list[list[int]]:

@@ -329,6 +329,5 @@ def _general_shards(sharding: Sharding, shape: Shape) -> tuple[Shape, Any]:
         shard = int(np.ravel_multi_index(starts, shards_per_axis)) if starts else 0
         holders[shard].append(device)
     devices = np.empty((len(holders), len(holders[0])), object)
-    for shard, replicas in enumerate(holders):
-        devices[shard, :] = replicas
+    devices[:] = holders
     return shards_per_axis, devices

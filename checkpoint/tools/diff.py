@@ -93,8 +93,7 @@ def compare(a: CheckpointReader, b: CheckpointReader) -> Iterator[LeafDifference
             continue
         if copies != b.info.copies(item_b):
             owned_a = _owned(kind, a.info, item_a)
-            owned_b = _owned(kind, b.info, item_b)
-            yield LeafDifference(name, "", "type", a=owned_a, b=owned_b)
+            yield LeafDifference(name, "", "type", a=owned_a, b=_owned(other, b.info, item_b))
             continue
         read = _json_values if kind == "json" else _digests
         for owner in copies:
