@@ -31,6 +31,10 @@ says.
 """
 NEXT_KEY = f"{OVER_FOLDER}/next"
 """Where the processes that outlive the attempt find the next one: a NextAttempt."""
+GROW_KEY = f"{OVER_FOLDER}/grow"
+"""Is there once all are to save and leave their loops, to come back as more."""
+GROWING = "growing"
+"""The reason of the notice that process 0 gives for that."""
 DECIDES = "HOLDFAST_DECIDES"
 """Is set for processes whose launcher decides which of them outlive an attempt."""
 

@@ -395,28 +395,51 @@ class ReportLauncherResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class EndAttemptRequest(_message.Message):
-    __slots__ = ("why", "next", "notice")
+    __slots__ = ("why", "next", "notice", "grow")
     WHY_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    GROW_FIELD_NUMBER: _ClassVar[int]
     why: str
     next: NextAttempt
     notice: str
-    def __init__(self, why: _Optional[str] = ..., next: _Optional[_Union[NextAttempt, _Mapping]] = ..., notice: _Optional[str] = ...) -> None: ...
+    grow: bool
+    def __init__(self, why: _Optional[str] = ..., next: _Optional[_Union[NextAttempt, _Mapping]] = ..., notice: _Optional[str] = ..., grow: bool = ...) -> None: ...
 
 class NextAttempt(_message.Message):
-    __slots__ = ("attempt", "coordinator", "staying", "why", "saving")
+    __slots__ = ("attempt", "coordinator", "staying", "why", "saving", "num_processes", "places")
+    class PlacesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: Place
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[Place, _Mapping]] = ...) -> None: ...
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     STAYING_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     SAVING_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     coordinator: str
     staying: _containers.RepeatedScalarFieldContainer[int]
     why: str
     saving: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, attempt: _Optional[int] = ..., coordinator: _Optional[str] = ..., staying: _Optional[_Iterable[int]] = ..., why: _Optional[str] = ..., saving: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_processes: int
+    places: _containers.MessageMap[int, Place]
+    def __init__(self, attempt: _Optional[int] = ..., coordinator: _Optional[str] = ..., staying: _Optional[_Iterable[int]] = ..., why: _Optional[str] = ..., saving: _Optional[_Iterable[int]] = ..., num_processes: _Optional[int] = ..., places: _Optional[_Mapping[int, Place]] = ...) -> None: ...
+
+class Place(_message.Message):
+    __slots__ = ("local_rank", "local_count", "devices")
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    local_rank: int
+    local_count: int
+    devices: str
+    def __init__(self, local_rank: _Optional[int] = ..., local_count: _Optional[int] = ..., devices: _Optional[str] = ...) -> None: ...
 
 class EndAttemptResponse(_message.Message):
     __slots__ = ()

@@ -37,10 +37,10 @@ MOST: dict[str, dict[str, int]] = {
 # Tokens by room, in thousands. Who has given some back lowers its number; to raise one is a
 # decision, which its commit explains.
 MOST_TOKENS = {
-    "coordination": 72.2,
-    "multihost": 47.3,
+    "coordination": 72.3,
+    "multihost": 47.6,
     "checkpoint": 196.4,
-    "launch": 49.1,
+    "launch": 50.0,
     "compat": 35.5,
     "web": 8.8,
     "cli": 20.5,

@@ -181,6 +181,13 @@ class StatusClient:
         request = session_pb2.EndAttemptRequest(notice=on_the_wire(why))
         self._call(END_ATTEMPT, request, session_pb2.EndAttemptResponse)
 
+    def ask_to_grow(self) -> None:
+        """Says as its launcher that there is room for more processes: process 0 has all save and
+        leave their loops. A secured coordinator takes this from a holder of a process's key alone.
+        """
+        request = session_pb2.EndAttemptRequest(grow=True)
+        self._call(END_ATTEMPT, request, session_pb2.EndAttemptResponse)
+
     def close(self) -> None:
         """Closes the connection; calls under way raise CANCELLED."""
         self._channel.close()

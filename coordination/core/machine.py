@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..limits import Config
-from ..names import NEXT_KEY
+from ..names import GROW_KEY, NEXT_KEY
 from .barriers import Arrival, Barriers, repeated
 from .calls import Call, Timers
 from .devices import Devices
@@ -53,8 +53,8 @@ from .task_table import Participants, Task, TaskState, TaskTable
 from .watches import Polls, TaskWatches
 
 _SCAN_INTERVAL_S = 1.0
-# Keys that a thread of ours waits for in every healthy process.
-OUR_WAITS = ("holdfast/sync/", NEXT_KEY)
+# Keys that a thread of ours waits for in healthy processes.
+OUR_WAITS = ("holdfast/sync/", NEXT_KEY, GROW_KEY)
 STANDSTILL_S = 1.0
 """A tick that comes later than this after it was due comes from a service that stood still, and
 heard nobody.

@@ -25,6 +25,7 @@ from ..core.status import Code, Status, clip
 from ..limits import Config
 from ..names import (
     END_ATTEMPT,
+    GROW_KEY,
     NEXT_KEY,
     NOBODY,
     OVER_FOLDER,
@@ -388,14 +389,16 @@ def _report_exit(machine: Machine, call: Requested) -> None:
 
 
 def _end_attempt(machine: Machine, call: Requested) -> None:
-    """Takes a launcher's word that it ends the processes, or gives them notice, and why: keys hold
-    it, for whoever gets a signal, or listens.
+    """Takes a launcher's word that it ends the processes, or gives them notice, and why, or is to
+    grow: keys hold it, for whoever gets a signal, or listens.
     """
     request = call.request
     most = machine.config.limits.error_bytes
     why = clip(request.why, most)
     if request.notice:
         machine.keys.put(f"{OVER_FOLDER}/notice", clip(request.notice, most).encode())
+    elif request.grow:
+        machine.keys.put(GROW_KEY, b"1")
     else:
         machine.keys.put(f"{OVER_FOLDER}/over", why.encode())
     if request.HasField("next"):

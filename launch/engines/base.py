@@ -36,6 +36,7 @@ from ..supervisor.job import (
     Dismiss,
     Event,
     Exited,
+    Grow,
     Job,
     Kill,
     Launch,
@@ -125,6 +126,9 @@ class BaseEngine(Engine):
                     self._watch.give_notice("Ctrl-C" if action.why == "SIGINT" else action.why)
                 self._call_off(None, -signal.SIGTERM)
                 self._notify(action)
+            case Grow():
+                if self._watch is not None:
+                    self._watch.ask_to_grow()
             case Dismiss():
                 self._dismiss()
             case Terminate():

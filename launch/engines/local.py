@@ -29,6 +29,7 @@ from holdfast.multihost.compiled.folder import (
     keeping_variables,
     why_off,
 )
+from holdfast.proto import session_pb2
 
 from ..supervisor.engine import JobResult
 from ..supervisor.job import (
@@ -50,12 +51,12 @@ from ..supervisor.job import (
 from ..supervisor.ledger import Errand
 from ..view import LiveView
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
-from ..workers.environment import worker_env
+from ..workers.environment import own_devices, worker_env
 from ..workers.output import LogFiles, Output, console_unless
 from ..workers.process import OomKills, WorkerProcess
 from ..workers.standby import Standbys, StandbySettings, standbys_of
 from .base import chosen, run_job
-from .replacing import DECIDED, MOST_LOOKS, ReplacingEngine
+from .replacing import MOST_LOOKS, ReplacingEngine
 
 _POLL_S = 0.5  # how often the capacity file is read, and a standby asked whether it is ready
 _BEGINS_S = 3.0  # an attempt whose processes are warm has begun before
@@ -223,7 +224,19 @@ class LocalEngine(ReplacingEngine):
         self._leave_attempt()
         self._open_attempt(action.attempt, action.num_processes)
         self._begin_lives(frozenset(self._to_start))
+        for process in self._environments.keys() - set(range(action.num_processes)):
+            del self._environments[process]
         self._hand_over(action)
+
+    def _places(self, action: Rejoin) -> Mapping[int, session_pb2.Place]:
+        count = action.num_processes
+        given = self._settings.env or {}
+        return {
+            rank: session_pb2.Place(
+                local_rank=rank, local_count=count, devices=own_devices(given, rank, count)
+            )
+            for rank in self._staying
+        }
 
     def _replace(self, action: Replace) -> None:
         missed = self._staying & action.processes
@@ -275,8 +288,8 @@ class LocalEngine(ReplacingEngine):
             local_rank=process,
             local_count=self._num_processes,
         )
-        given = {**(self._settings.env or {}), **DECIDED}
-        env, lines = worker_env(given, spec, share_of=spec.num_processes)
+        given = self._settings.env or {}
+        env, lines = worker_env(given, spec, share_of=spec.num_processes, decides=True)
         if process == 0:  # the lines are the same for all
             for line in lines:
                 self._output.say(line)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from holdfast.coordination.names import DECIDES
 from holdfast.proto import session_pb2
 
 from ..supervisor.engine import start_failed
@@ -13,8 +12,6 @@ from ..supervisor.job import Event, Exited, Progressed, Rejoin, RestartPolicy
 from ..workers.output import Output
 from .base import NOT_STARTED, BaseEngine
 
-DECIDED = {DECIDES: "1"}
-"""Says to processes that their launcher decides who outlives an attempt."""
 MOST_LOOKS = 4
 """At so many processes that are late: each takes up to 6 s."""
 
@@ -54,7 +51,8 @@ class ReplacingEngine(BaseEngine):
     def _staying(self) -> frozenset[int]:
         """The processes of this attempt that have outlived one."""
         lives = self._lives.items()
-        return frozenset(process for process, life in lives if life < self._attempt)
+        outlived = frozenset(process for process, life in lives if life < self._attempt)
+        return outlived.intersection(range(self._num_processes))
 
     def _leave_attempt(self) -> None:
         """Keeps the coordinator of the attempt that is over for those that stay."""
@@ -66,7 +64,7 @@ class ReplacingEngine(BaseEngine):
     def _hand_over(self, action: Rejoin) -> None:
         """Says to those that stay where the attempt is that has begun: its watch is open."""
         assert self._coordinator is not None
-        for process in sorted(action.staying & self._gone.keys()):  # it ended beside this
+        for process in sorted(self._staying & self._gone.keys()):  # it ended beside this
             assert self._watch is not None
             self._watch.report_exit(process, self._gone[process])
         following = session_pb2.NextAttempt(
@@ -75,10 +73,16 @@ class ReplacingEngine(BaseEngine):
             staying=sorted(action.staying - action.going),
             saving=sorted(action.saving),
             why=f"attempt {action.attempt - 1} is over: {action.why}",
+            num_processes=action.num_processes,
+            places=self._places(action),
         )
         # One that is on its way to an attempt between finds out there.
         for older in self._older:
             older.end_attempt(following)
+
+    def _places(self, action: Rejoin) -> Mapping[int, session_pb2.Place]:
+        """Returns what changes for those that stay, where their machines get more or fewer."""
+        return {}
 
     def _dismiss(self) -> None:
         if self._coordinator is not None:

@@ -46,7 +46,7 @@ from ..workers.process import WorkerProcess
 from ..workers.secrets import JobSecrets, require_cryptography
 from ..workers.signals import passing_on
 from .base import run_job
-from .replacing import DECIDED, ReplacingEngine
+from .replacing import ReplacingEngine
 
 _LABELLED = re.compile(r"\s*(\d+): (.*)", re.DOTALL)
 _REQUEUE_WAIT_S = 120.0
@@ -225,7 +225,7 @@ class SlurmEngine(ReplacingEngine):
         self._steps.append(step)
         step.start(
             [*options, *task],
-            self._env | secrets | DECIDED,
+            self._env | secrets,
             partial(self._on_line, step),
             partial(self._on_srun_exit, step),
         )

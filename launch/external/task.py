@@ -93,7 +93,7 @@ def run_task(
     with contextlib.ExitStack() as stack:
         try:
             detected = _detect(environment)
-            spec, env, relay = _prepare(detected, environment, settings, stack)
+            spec, env, relay = _prepare(detected, environment, settings, stack, decides=report)
         except BaseException:
             if report:
                 print(f"{MARK}exited 1", flush=True)
@@ -125,6 +125,8 @@ def _prepare(
     environment: Mapping[str, str],
     settings: TaskSettings,
     stack: contextlib.ExitStack,
+    *,
+    decides: bool,
 ) -> tuple[ProcessSpec, dict[str, str], int | None]:
     """Returns who this process is, and its command's environment, once a coordinator is there.
 
@@ -166,7 +168,7 @@ def _prepare(
         local_count=detected.local_size or None,
         host_address=host_address,
     )
-    env, lines = worker_env(environment, spec, share_of=detected.local_size)
+    env, lines = worker_env(environment, spec, share_of=detected.local_size, decides=decides)
     for line in lines:
         print(f"holdfast: {line}", file=sys.stderr, flush=True)
     return spec, env, relay

@@ -12,9 +12,10 @@ It has no clock, thread, process or socket.
     running -> preempting -> restarting -> scheduling
         a notice: save, leave, come back
     running -> preempting -> rejoining -> running
-        a notice to some processes: all save, these leave, the others outlive the attempt
+        a notice to some processes: all save, these leave, the others outlive the attempt; or a
+        notice of the launcher's own: there is room for more, or for fewer
     running -> preempting -> scheduling
-        a notice of the launcher's own: more capacity is there
+        more room, where not all processes can outlive the attempt
     any -> preempted
         asked to stop, or preempted once too often
     any -> failed
@@ -33,6 +34,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.coordination.diagnosis.summary import counted
+from holdfast.coordination.names import GROWING
 from holdfast.multihost import (
     Fatal,
     Hang,
@@ -47,7 +49,6 @@ from holdfast.multihost.group.group import SaveStage
 from .job import (
     DO_NOT_RESTART,
     DONE,
-    GROWING,
     HANG,
     NO_SAVE,
     PREEMPTED,
@@ -60,6 +61,7 @@ from .job import (
     Dismiss,
     Event,
     Exited,
+    Grow,
     Job,
     Kill,
     Launch,
@@ -116,7 +118,7 @@ def decide(job: Job, event: Event, now: float) -> Decision:
     handler = _TABLE.get((job.state, type(event)))
     if handler is None:
         return _decision(job, f"nothing to do for {type(event).__name__} while {job.state}")
-    return handler(job, event, now)
+    return _end_surplus(job, handler(job, event, now))
 
 
 def backoff_s(job: Job) -> float:
@@ -292,7 +294,8 @@ def _on_progress_while_running(job: Job, event: Progressed, now: float) -> Decis
 def _on_notice(job: Job, event: Noticed, now: float) -> Decision:
     source = f"notice from {event.source}"
     # Most often the echo of our own notice: the processes leave in any case.
-    if event.delivered and job.grows:
+    is_echo = event.delivered and not (job.resize_to and GROWING not in event.source)
+    if is_echo and job.grows:
         if event.deadline is not None and job.wake_at is not None:
             job = replace(job, wake_at=min(job.wake_at, event.deadline))
         return _decision(job, f"{source}, while all are leaving to come back as more")
@@ -323,14 +326,22 @@ def _on_withdrawn(job: Job, event: Withdrawn, now: float) -> Decision:
 def _on_capacity(job: Job, event: Capacity, now: float) -> Decision:
     room = f"room for {counted(event.num_processes, 'process')}"
     num_processes = min(event.num_processes, job.max_processes)
+    stay = job.alive <= job.restartable and not job.exit_codes
     if num_processes < job.num_processes:
-        return _on_notice(job, Noticed(f"{room} only"), now)
+        leaving = frozenset[int]()
+        if stay and num_processes >= job.min_processes:
+            job = replace(job, resize_to=num_processes)
+            leaving = frozenset(range(num_processes, job.num_processes))
+        return _on_notice(job, Noticed(f"{room} only", processes=leaving), now)
     # An attempt that is young has hardly begun to pay for its own start.
     young = now - job.started_at < job.policy.grow_after_s
     if num_processes == job.num_processes or young or job.exit_codes:
         return _decision(job, f"{room}, the job has {job.num_processes}")
     change = f"{room}, the job has {job.num_processes}: come back as {num_processes}"
-    return _preempt(job, _add_notice(job, Noticed(GROWING)), now, change, Notify(GROWING))
+    following = _add_notice(job, Noticed(GROWING))
+    if stay:
+        return _preempt(job, replace(following, resize_to=num_processes), now, change, Grow())
+    return _preempt(job, following, now, change, Notify(GROWING))
 
 
 def _on_stop(job: Job, event: Stop, now: float) -> Decision:
@@ -410,12 +421,20 @@ def _once_held(decision: Decision, now: float) -> Decision:
     staying = waiting - job.noticed
     all_can = job.alive <= (job.held & job.restartable) - job.leaving
     if staying and all_can and not job.reported_done:
-        message = f"{_alive_of(job)} left the loop after notice from {_source(job)}"
-        following = _end_attempt(job, _error(job, Preempted, message), now, staying=staying)
+        following = _rejoin_held(job, now, staying)
         if following.job.state is State.REJOINING:
             return following
     why = f"{_who(waiting)} {_verb(waiting, 'has', 'have')} left the loop, and nobody stays"
     return _decision(replace(job, dismissed=True), why, *decision.actions, Dismiss())
+
+
+def _rejoin_held(job: Job, now: float, staying: frozenset[int]) -> Decision:
+    left = f"{_alive_of(job)} left the loop"
+    if job.grows:
+        why = f"{left} to come back as {job.resize_to}"
+        return _rejoin(replace(job, idle_attempts=_idle(job)), why, now, staying)
+    message = f"{left} after notice from {_source(job)}"
+    return _end_attempt(job, _error(job, Preempted, message), now, staying=staying)
 
 
 def _hurry(job: Job, now: float) -> tuple[Job, str]:
@@ -487,11 +506,11 @@ def _staying(job: Job, error: JobError) -> frozenset[int]:
     return staying if has_begun and is_death and all_can else frozenset()
 
 
-def _rejoin(job: Job, error: JobError, now: float, staying: frozenset[int]) -> Decision:
+def _rejoin(job: Job, why: str, now: float, staying: frozenset[int]) -> Decision:
     """Opens the next attempt at once: those that stay join it, and all others are started anew,
     those that still are to end once they have.
     """
-    everybody = frozenset(range(job.num_processes))
+    everybody = frozenset(range(_next_size(job)))
     going = job.alive & job.held - staying
     saving = _committing(job) & staying
     limit_s = job.policy.rejoin_timeout_s
@@ -505,7 +524,7 @@ def _rejoin(job: Job, error: JobError, now: float, staying: frozenset[int]) -> D
         _next_attempt(job),
         state=State.REJOINING,
         alive=everybody,
-        lives=job.lives,
+        lives={process: job.lives[process] for process in staying | going},
         rejoining=staying | going,
         going=going,
         saving_before=saving,
@@ -514,11 +533,22 @@ def _rejoin(job: Job, error: JobError, now: float, staying: frozenset[int]) -> D
     )
     following = _start_anew(following, everybody - staying - going)
     attempt = following.attempt
-    rejoin = Rejoin(attempt, len(everybody), staying | going, str(error), saving, going=going)
+    rejoin = Rejoin(attempt, len(everybody), staying | going, why, saving, going=going)
     stay = f"{_who(staying)} {_verb(staying, 'stays', 'stay')} for attempt {attempt}"
-    reason = f"{error}; {stay}, {_list(everybody - staying)} new"
+    new = f", {_list(everybody - staying)} new" if everybody - staying else ""
+    gone = f", {_list(following.surplus)} not" if following.surplus else ""
+    reason = f"{why}; {stay}{new}{gone}"
     lost = [Replace(attempt, following.replaced)] if following.replaced else []
     return _decision(following, reason, rejoin, *lost)
+
+
+def _next_size(job: Job) -> int:
+    """Returns how many an attempt has that processes stay for. It grows without another reason
+    alone: where machines are given back, there may be no room for more.
+    """
+    if job.resize_to > job.num_processes and not job.grows:
+        return job.num_processes
+    return job.resize_to or job.num_processes
 
 
 def _how_missed(job: Job, event: Exited) -> str:
@@ -544,23 +574,45 @@ def _replace_alone(job: Job, process: int, how: str) -> Decision:
     at most once for each process of an attempt.
     """
     who = frozenset({process})
+    again = ", and is started again" if process in job.alive else ""
+    lost = _replace(job, who)
     job = _start_anew(job, who)
-    reason = f"process {process} {how}, and is started again"
-    lost = Replace(job.attempt, who)
     if not job.rejoining:
         job = replace(job, state=State.RUNNING, wake_at=None)
-    return _decision(job, reason, lost)
+    return _decision(job, f"process {process} {how}{again}", *lost)
+
+
+def _replace(job: Job, processes: frozenset[int]) -> list[Replace]:
+    """Returns the order to replace those of the processes that are to be in the attempt."""
+    lost = processes & job.alive
+    return [Replace(job.attempt, lost)] if lost else []
 
 
 def _start_anew(job: Job, processes: frozenset[int]) -> Job:
-    """Returns the job with another life of these processes, begun in this attempt."""
+    """Returns the job with another life of these processes, begun in this attempt, if it has their
+    numbers.
+    """
+    new = processes & job.alive
+    lives = {each: life for each, life in job.lives.items() if each not in processes}
     return replace(
         job,
-        lives={**job.lives, **dict.fromkeys(processes, job.attempt)},
-        replaced=job.replaced | processes,
+        lives=lives | dict.fromkeys(new, job.attempt),
+        replaced=job.replaced | new,
         rejoining=job.rejoining - processes,
         going=job.going - processes,
     )
+
+
+def _end_surplus(before: Job, decision: Decision) -> Decision:
+    """Ends those that leave, and whom nobody replaces, where nobody waits for them any more."""
+    job = decision.job
+    left = before.surplus if before.state is State.REJOINING else frozenset()
+    if job.attempt == before.attempt:
+        left &= frozenset() if job.state is State.REJOINING else job.surplus
+        job = _start_anew(job, left)
+    if not left:
+        return decision
+    return _decision(job, decision.reason, *decision.actions, Kill(left))
 
 
 def _on_progress_while_rejoining(job: Job, event: Progressed, now: float) -> Decision:
@@ -580,9 +632,12 @@ def _on_tick_while_rejoining(job: Job, event: Tick, now: float) -> Decision:
     late = job.rejoining
     if job.wake_at is None or now < job.wake_at:
         return _decision(job, f"{_who(late)} still {_verb(late, 'has', 'have')} time to come back")
-    reason = f"{_who(late)} did not come back in {now - job.started_at:.0f} s: replaced"
-    job = replace(_start_anew(job, late), state=State.RUNNING, wake_at=None)
-    return _decision(job, reason, Replace(job.attempt, late))
+    waited_s = now - job.started_at
+    reason = f"{_who(late)} did not come back in {waited_s:.0f} s: replaced"
+    if not late & job.alive:
+        reason = f"{_who(late)} did not leave in {waited_s:.0f} s: ended"
+    following = replace(_start_anew(job, late - job.surplus), state=State.RUNNING, wake_at=None)
+    return _decision(following, reason, *_replace(job, late))
 
 
 # --- Ending an attempt, and the next one. Ending is not preempting: nobody is asked to save.
@@ -665,7 +720,7 @@ def _end_attempt(
     budget_used = {**job.budget_used, setting: tries}
     following = replace(job, budget_used=budget_used, idle_attempts=idle, error=error)
     if staying := staying or _staying(job, error):
-        return _rejoin(following, error, now, staying)
+        return _rejoin(following, str(error), now, staying)
     return _retry(following, error, now, patient=patient)
 
 
@@ -842,7 +897,7 @@ def _idle(job: Job) -> int:
 
 def _without(job: Job, event: Exited) -> Job:
     if event.process not in job.alive:
-        return job
+        return _start_anew(job, frozenset({event.process}) & job.surplus)
     return replace(
         job,
         alive=job.alive - {event.process},

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from holdfast.coordination.names import on_the_wire
+from holdfast.coordination.names import GROWING, on_the_wire
 from holdfast.multihost import JobError
 from holdfast.multihost.group.group import SaveStage
 
@@ -84,8 +84,6 @@ class SavePosition(NamedTuple):
     stage: SaveStage
 
 
-GROWING = "growing"
-"""The source of the launcher's own notice: there is room for more processes."""
 NO_SAVE = SavePosition(-1, SaveStage.SETTLED)
 
 
@@ -117,6 +115,8 @@ class Attempt:
     dismissed: bool = False  # those: there is no next attempt for them
     # Those of the attempt before whose machines are given back: they end by themselves.
     going: frozenset[int] = frozenset()
+    # So many are to be in the next one, where some stay for it; 0: as many as in this one.
+    resize_to: int = 0
     rejoining: frozenset[int] = frozenset()  # those of the attempt before that are not back yet
     # Those of them that a save of the attempt before may still need.
     saving_before: frozenset[int] = frozenset()
@@ -173,6 +173,11 @@ class Job(Attempt):
         return len(self.alive) + len(self.exit_codes)
 
     @property
+    def surplus(self) -> frozenset[int]:
+        """Those of the attempt before that leave, and whom nobody replaces."""
+        return self.going - self.alive
+
+    @property
     def staying(self) -> frozenset[int]:
         """The processes of this attempt that have outlived the one before, or are to."""
         outlived = frozenset(each for each, life in self.lives.items() if life < self.attempt)
@@ -182,7 +187,12 @@ class Job(Attempt):
     def noticed(self) -> frozenset[int]:
         """The processes of this attempt whose machines are to be given back."""
         everybody = self.alive | self.exit_codes.keys()
-        who = (notice.processes or everybody for notice in self.notices.values())
+        # To grow, process 0 is asked alone, and has no notice of its own.
+        who = (
+            notice.processes or everybody
+            for source, notice in self.notices.items()
+            if source != GROWING or not self.resize_to
+        )
         return frozenset().union(*who)
 
 
@@ -365,6 +375,11 @@ class Notify:
 
 
 @dataclass(frozen=True)
+class Grow:
+    """Have process 0 tell all to save and leave their training function, to come back as more."""
+
+
+@dataclass(frozen=True)
 class Unnotify:
     """Notify every process that the notice is withdrawn, where the engine can."""
 
@@ -413,7 +428,9 @@ class Rejoin:
     staying: frozenset[int]
     why: str  # the attempt before is over
     saving: frozenset[int] = frozenset()  # of those that stay: whose save can still be committed
-    going: frozenset[int] = frozenset()  # they live, and end by themselves, to be replaced then
+    # Of those that stay: they live, and end by themselves, to be replaced then if the attempt has
+    # their numbers.
+    going: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -428,6 +445,7 @@ Action: TypeAlias = (
     Reserve
     | Launch
     | Notify
+    | Grow
     | Unnotify
     | Dismiss
     | Terminate

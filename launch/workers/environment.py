@@ -5,28 +5,39 @@ from __future__ import annotations
 import glob
 from collections.abc import Mapping
 
+from holdfast.coordination.names import DECIDES
 from holdfast.multihost import ProcessSpec
 
 _DEVICES = "JAX_LOCAL_DEVICE_IDS"  # as jax.distributed.initialize reads it, for GPUs
 
 
 def worker_env(
-    base: Mapping[str, str], spec: ProcessSpec, *, share_of: int = 1
+    base: Mapping[str, str], spec: ProcessSpec, *, share_of: int = 1, decides: bool = False
 ) -> tuple[dict[str, str], list[str]]:
     """Returns the environment of a process, made from `base`.
 
     Beside it, one line for each stale MEGASCALE_* value that was replaced. With `share_of` above 1,
-    that many processes share the GPUs that this one sees, and each is told its own.
+    that many processes share the GPUs that this one sees, and each is told its own. With `decides`
+    the launcher decides who outlives an attempt; else another's word for that holds no more.
     """
     env = dict(base)
+    env.pop(DECIDES, None)
+    if decides:
+        env[DECIDES] = "1"
     lines = spec.set_slices(env)
     spec.bypass_proxies(env)
     # Stdout is a pipe, and Python would keep lines back: they come when they are printed.
     env.setdefault("PYTHONUNBUFFERED", "1")
-    devices = local_devices(env, spec.local_rank or 0, share_of)
-    if devices and _DEVICES not in env:
+    if devices := own_devices(env, spec.local_rank or 0, share_of):
         env[_DEVICES] = devices
     return env | spec.to_env(), lines
+
+
+def own_devices(environment: Mapping[str, str], local_rank: int, share_of: int) -> str:
+    """Returns a process's share of this machine's GPUs, "" where the environment says it already,
+    or there is nothing to divide.
+    """
+    return "" if _DEVICES in environment else local_devices(environment, local_rank, share_of)
 
 
 def local_devices(environment: Mapping[str, str], local_rank: int, share_of: int) -> str:

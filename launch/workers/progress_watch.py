@@ -165,6 +165,7 @@ class ProgressWatch:
         self._heard: set[int] = set()
         self._notices: set[str] = set()
         self._history: deque[session_pb2.Event] = deque()
+        self._grows = False  # the coordinator has yet to hear that there is room for more
         self._told_until_s = 0.0  # the latest event of an attempt before that was told
         self._defects: set[str] = set()  # that were said
         self._closed = threading.Event()
@@ -369,6 +370,9 @@ class ProgressWatch:
 
     def _poll(self) -> None:
         self._send_history()
+        if self._grows:
+            self._client.ask_to_grow()
+            self._grows = False
         launcher, goodput = self._account()
         self._client.report_launcher(launcher, vars(goodput))
         status = self._followed.look()
@@ -468,6 +472,10 @@ class ProgressWatch:
         """Says through the coordinator why a notice comes, before it does; takes at most 1 s."""
         with contextlib.suppress(CoordinationError):
             self._client.give_notice(why)
+
+    def ask_to_grow(self) -> None:
+        """Has process 0 hear, with the next poll, that there is room for more."""
+        self._grows = True
 
     def still_needed(self, ended_well: bool) -> bool:
         """Returns whether processes needed the coordinator that has ended.

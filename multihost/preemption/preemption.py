@@ -26,7 +26,7 @@ from typing import Any
 import jax
 from jax._src import distributed
 
-from holdfast.coordination.names import OVER_FOLDER
+from holdfast.coordination.names import GROWING, OVER_FOLDER
 
 from ..group.group_client import Client, GroupClient, group_client_of
 from ..job import current_job
@@ -63,6 +63,7 @@ class Preemption:
         self._mine: dict[Source | None, Notice] = {}
         self._lock = threading.Lock()  # guards _mine
         self._joining = threading.Lock()  # guards what `join` sets
+        self._grows = False  # the launcher has room for more: a notice of this attempt alone
         self._published: Notice | None = None
         self._withdrew = False  # a notice that others may have seen
         self._news = threading.Event()
@@ -111,6 +112,7 @@ class Preemption:
             self._process_id = process_id
             self._lowest = min(tasks)
             self._published = None
+            self._grows = False
             self.stops = False
         alone.close()
         for signals in self.signals():
@@ -194,6 +196,13 @@ class Preemption:
                 self._joining.release()
         self._news.set()
 
+    def grow(self, client: Client | None) -> None:
+        """Has all of the attempt of `client` stop, to come back as more. Returns at once."""
+        with self._joining:
+            self._grows = self.client is client
+        _log.warning("there is room for more processes: all stop, to come back as more")
+        self._news.set()
+
     def reached(self, step: int) -> bool:
         """Returns whether the job has to stop at `step`: see `reached_preemption`."""
         self._asked_s = time.monotonic()
@@ -269,7 +278,9 @@ class Preemption:
 
     def _merged(self) -> Notice | None:
         with self._lock:
-            return merge(list(self._mine.values()))
+            mine = merge(list(self._mine.values()))
+        # Who has a notice of its own too does not stay: others have to hear that.
+        return Notice(GROWING) if mine is None and self._grows else mine
 
     def _publish_news(self) -> None:
         while True:

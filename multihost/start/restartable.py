@@ -29,14 +29,14 @@ from holdfast.coordination import (
     StatusClient,
 )
 from holdfast.coordination.address import beside
-from holdfast.coordination.names import DECIDES, NEXT_KEY
+from holdfast.coordination.names import DECIDES, GROW_KEY, NEXT_KEY
 from holdfast.proto.session_pb2 import NextAttempt
 
 from ..job import AttemptOver, Job, clear_caches, current_job, forget_job, settle_all
 from ..liveness.health import health
 from ..liveness.vitals import last_vitals
 from ..parent import spec_of_launcher
-from ..preemption.preemption import Preemption
+from ..preemption.preemption import Preemption, current
 from ..spec import ProcessSpec
 from .departure import Departure
 from .start import Membership, initialize, shutdown
@@ -59,8 +59,9 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
 
     The launcher decides: `holdfast run`, `ray` and `slurm` replace the process that died, and this
     one is in the next attempt without a start of its own. They do so, too, where some processes
-    have a notice of preemption, and `train` returns at the step at which all stop: this returns in
-    those processes, and calls `train` again in the others. One that sits in a call for a second,
+    have a notice of preemption, or the job is to have more or fewer of them, and `train` returns at
+    the step at which all stop: this returns in those that leave, and calls `train` again in the
+    others. One that sits in a call for a second,
     while no save needs it, ends itself and is replaced too; so is one that does not come within
     `rejoin_timeout_s`. Where a process did not call `run_restartable`, all are started again.
     Under other launchers, and alone, `train` is called once. An error that no other's death can
@@ -90,11 +91,31 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
             del result  # with its arrays
         _log.warning("this process stays, for attempt %d", following.attempt)
         _leave()
-        coordinator = following.coordinator
-        if spec.host_address is not None:  # a relay stands between, with a socket for each attempt
-            coordinator = beside(spec.coordinator, f"{following.attempt}")
-        spec = replace(spec, attempt=following.attempt, coordinator=coordinator)
+        spec = _following_spec(spec, following)
         os.environ.update(spec.to_env())
+
+
+def _following_spec(spec: ProcessSpec, following: NextAttempt) -> ProcessSpec:
+    """Returns who this process is in the next attempt."""
+    coordinator = following.coordinator
+    if spec.host_address is not None:  # a relay stands between, with a socket for each attempt
+        coordinator = beside(spec.coordinator, f"{following.attempt}")
+    local_rank = spec.local_rank
+    local_count = spec.local_count
+    if spec.process_id in following.places:
+        place = following.places[spec.process_id]
+        local_rank = place.local_rank
+        local_count = place.local_count
+        if place.devices:
+            os.environ["JAX_LOCAL_DEVICE_IDS"] = place.devices
+    return replace(
+        spec,
+        attempt=following.attempt,
+        coordinator=coordinator,
+        num_processes=following.num_processes,
+        local_rank=local_rank,
+        local_count=local_count,
+    )
 
 
 def _stay() -> None:
@@ -114,6 +135,14 @@ def _stay() -> None:
         name="holdfast-attempt",
         daemon=True,
     ).start()
+    if job.spec.process_id == 0:
+        preemption = current()
+        threading.Thread(
+            target=_listen_for_room,
+            args=(preemption, member.client),
+            name="holdfast-grow",
+            daemon=True,
+        ).start()
 
 
 def _listen(job: Job, client: CoordinationClient, departure: Departure) -> None:
@@ -123,6 +152,15 @@ def _listen(job: Job, client: CoordinationClient, departure: Departure) -> None:
         if client.process_id in following.staying:
             job.note_over(following.why)
             departure.see_off(following)
+
+
+def _listen_for_room(preemption: Preemption, client: CoordinationClient) -> None:
+    """Has all stop once the launcher says that there is room for more. Not by a signal: its notice
+    would stand in the next attempt, too.
+    """
+    with contextlib.suppress(CoordinationError):
+        client.blocking_key_value_get_bytes(GROW_KEY, _FOR_EVER_MS)
+        preemption.grow(client)
 
 
 def _wait_for_next(client: CoordinationClient) -> NextAttempt:

@@ -40,7 +40,7 @@ from ...workers.coordinator import HEARTBEAT_TIMEOUT_S, end_attempt
 from ...workers.output import Output, console_unless
 from ...workers.secrets import JobSecrets, require_cryptography, shown
 from ..base import NOT_STARTED, chosen, run_job
-from ..replacing import DECIDED, MOST_LOOKS, ReplacingEngine
+from ..replacing import MOST_LOOKS, ReplacingEngine
 from .cluster import cluster_nodes, load_ray
 from .placement import Node, Placement, place_gang
 from .worker_actor import CoordinatorActor, HostActor, WorkerActor, WorkerUpdate
@@ -204,11 +204,11 @@ class Gang:
         return list(lost.values())
 
     def move(self, ranks: Sequence[int], placement: Placement, group: Any) -> None:
-        """Takes other machines for processes that have lost theirs, in the order of the ranks."""
+        """Takes machines for processes that have lost theirs, or are new, in the order of ranks."""
         nodes = list(self.placement.nodes)
         before = {id(group): group for group, _ in self.moved.values()}
         for bundle, (rank, node) in enumerate(zip(ranks, placement.nodes, strict=True)):
-            nodes[rank] = node
+            nodes[rank : rank + 1] = [node]
             self.moved[rank] = (group, bundle)
         self.placement = replace(self.placement, nodes=tuple(nodes))
         for unused in before.keys() - {id(group) for group, _ in self.moved.values()}:
@@ -286,6 +286,7 @@ class RayEngine(ReplacingEngine):
         self._pending: dict[Any, tuple[int, int]] = {}
         self._coordinators: Any = None  # their actor
         self._relays: dict[str, Any] = {}  # references to those of the attempt, by machine
+        self._fuller: set[str] = set()  # machines that get new processes beside those that stay
         self._missed: set[int] = set()  # those that did not come, and are replaced
         # Finds room or starts an attempt: each turn of the loop goes on with it.
         self._work: Turns[None] = _wait_for([], 0.0)
@@ -352,7 +353,7 @@ class RayEngine(ReplacingEngine):
         actors = self._gang.actors
         started = [
             actors[rank].start.remote(
-                self._command, self._call, self._process_spec(rank), {**self._spec.env, **DECIDED}
+                self._command, self._call, self._process_spec(rank), dict(self._spec.env)
             )
             for rank in ranks
         ]
@@ -445,10 +446,25 @@ class RayEngine(ReplacingEngine):
         """Opens an attempt, tells those that stay where it is, and starts the others."""
         deadline = time.monotonic() + self._spec.restart.startup_timeout_s
         yield from self._open_coordinator(opening, action.attempt, deadline)
+        before = len(self._gang.node_ids)
+        if new := range(before, action.num_processes):
+            yield from self._move(new, deadline)
+        self._fuller = set(self._gang.node_ids[before:])
         # The machine of one that counts as alive may have gone: nobody waits for that one long.
         yield from _wait_for(self._open_relays(action.staying), _RELAYS_S)
         self._hand_over(action)
         yield from self._start_missing()
+
+    def _places(self, action: Rejoin) -> Mapping[int, session_pb2.Place]:
+        node_ids = self._gang.node_ids
+        return {
+            rank: session_pb2.Place(
+                local_rank=node_ids[:rank].count(node_ids[rank]),
+                local_count=node_ids.count(node_ids[rank]),
+            )
+            for rank in self._staying
+            if node_ids[rank] in self._fuller
+        }
 
     def _replace(self, action: Replace) -> None:
         self._missed |= self._staying & action.processes - self._gone.keys()
@@ -523,7 +539,9 @@ class RayEngine(ReplacingEngine):
             yield []
 
     def _move(self, ranks: Sequence[int], deadline: float) -> Turns[None]:
-        """Reserves other machines for processes that have lost theirs. Raises as `_seat` does."""
+        """Reserves machines for processes that have lost theirs, or are new. Raises as `_seat`
+        does.
+        """
         spec = self._spec
         told = ""
         while True:
@@ -536,8 +554,9 @@ class RayEngine(ReplacingEngine):
                     return
             found = placement.why_not_more or "what was free is not any more"
             why = f"{found}; with a spare node the others would stay"
-            if (spec.min_processes or spec.num_processes) < len(self._gang.node_ids):
-                raise RuntimeError(f"{_those(ranks)} cannot be replaced: {why}")
+            wanted = max(len(self._gang.node_ids), ranks[-1] + 1)
+            if (spec.min_processes or spec.num_processes) < wanted:
+                raise RuntimeError(f"{_those(ranks)} cannot be placed: {why}")
             if why != told:
                 told = why
                 self._output.say(f"attempt {self._attempt}, {_those(ranks)}: {why}")

@@ -88,7 +88,7 @@ class WorkerActor:
                 updates.put(said)
         self._updates = updates
         self._result.unlink(missing_ok=True)
-        env, lines = worker_env({**os.environ, **extra}, spec)
+        env, lines = worker_env({**os.environ, **extra}, spec, decides=True)
         if call is not None:
             path = Path(self._folder.name) / "call"
             path.write_bytes(call)

@@ -18,7 +18,7 @@ from holdfast.coordination import (
     JobIdentity,
     StatusClient,
 )
-from holdfast.coordination.names import NEXT_KEY, OVER_FOLDER
+from holdfast.coordination.names import GROW_KEY, NEXT_KEY, OVER_FOLDER
 from holdfast.proto import session_pb2
 from tests.support.in_process import serving
 from tests.support.secured import at_once
@@ -142,6 +142,19 @@ def test_a_launcher_ends_an_attempt() -> None:
             client.key_value_try_get(f"{OVER_FOLDER}/over")
             == "attempt 3 is over: process 2 was ended by signal 9"
         )
+
+
+def test_a_launcher_has_room_for_more() -> None:
+    """Who waits for that hears it, and no end or notice is told."""
+    with (
+        CoordinationService.spawn(1, recoverable=True) as service,
+        StatusClient(service.address) as status,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        waiting = pool.submit(status.wait_for_key, GROW_KEY, timeout_s=60.0)
+        status.ask_to_grow()
+        assert waiting.result(30)
+        assert [key for key, _ in status.key_value_dir_get_bytes(OVER_FOLDER)] == [GROW_KEY]
 
 
 def test_a_launcher_reports_where_the_time_went() -> None:

@@ -9,7 +9,7 @@ import math
 from holdfast.coordination.core.status import Code, Status
 from holdfast.coordination.core.task_table import TaskState
 from holdfast.coordination.limits import Limits
-from holdfast.coordination.names import NEXT_KEY
+from holdfast.coordination.names import GROW_KEY, NEXT_KEY
 from tests.support.driver import CountedLooks, Driver
 
 
@@ -134,6 +134,7 @@ def test_waiting_calls_are_counted_by_task() -> None:
     """
     driver = Driver(3)
     driver.get(NEXT_KEY, task_id=0)
+    driver.get(GROW_KEY, task_id=0)
     driver.get("k", task_id=1)
     driver.barrier(1)
     driver.barrier(2)

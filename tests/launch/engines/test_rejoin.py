@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +39,7 @@ class Trial(Restartable):
         count: int = 3,
         policy: RestartPolicy = POLICY,
         standby: StandbySettings = COLD,
+        **changes: Any,
     ) -> JobResult:
         """Runs the job, and sees that it ends and that all orders were kept."""
         command = [sys.executable, str(program("restartable")), str(self.folder)]
@@ -45,7 +50,9 @@ class Trial(Restartable):
             result = run_local(
                 [*command, *map(str, arguments)],
                 count,
-                RunSettings(restart=policy, standby=standby, log_dir=self.folder / "logs"),
+                RunSettings(
+                    restart=policy, standby=standby, log_dir=self.folder / "logs", **changes
+                ),
                 output=self.output,
             )
         assert result.outcome == "done", (self.output.text, result.reasons)
@@ -178,6 +185,66 @@ def test_a_notice_to_one_process_replaces_it_alone(
     assert begins == {max(saved)}  # no step is lost
     trial.check_apart()
     assert trial.attempts() == [(0, []), (2, [process])]
+
+
+RESIZES = {
+    "to 4, then 3": (4, 3),
+    "to 4, 3, 4, then a signal": (4, 3, 4, "a signal"),
+}
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=[pytest.mark.slow] * at) for at, how in enumerate(RESIZES)]
+)
+def test_where_there_is_other_room_those_that_can_stay_do(how: str, tmp_path: Path) -> None:
+    """Two processes, then four, and so on. No step is lost, and the end is that of a job of any
+    size. Whoever has been asked to grow has no notice left: a signal is its first.
+    """
+    trial = Trial(tmp_path / "job")
+    room = tmp_path / "room"
+    room.write_text("2")
+
+    def script() -> None:
+        count = 2
+        for attempt, what in enumerate(RESIZES[how], 1):
+            trial.wait_for_attempt(attempt, count)
+            if isinstance(what, int):
+                room.write_text(str(what))
+                count = what
+            else:
+                os.kill(trial.pids(attempt)[0], signal.SIGTERM)
+        trial.wait_for_attempt(len(RESIZES[how]) + 1, count)
+        trial.end_soon()
+
+    policy = RestartPolicy(max_preemptions=1, grow_after_s=0)
+    with ThreadPoolExecutor(1) as pool:
+        scripted = pool.submit(script)
+        result = trial.run(
+            10**6,
+            "is of any size",
+            count=4,
+            policy=policy,
+            min_processes=2,
+            capacity_file=room,
+        )
+        scripted.result()
+    assert result.attempts == len(RESIZES[how]) + 1, result.reasons
+    assert trial.results() == {trial.expect_of_any_size()}, result.reasons
+    trial.check_no_step_lost()
+    trial.check_apart()
+    left = []
+    count = 2
+    for attempt, what in enumerate(RESIZES[how], 1):
+        after = what if isinstance(what, int) else count
+        gone = set(range(after, count)) if isinstance(what, int) else {0}
+        left += sorted(gone)
+        before = trial.pids(attempt)
+        now = trial.pids(attempt + 1)
+        stayed = {process for process in now if before.get(process) == now[process]}
+        assert (len(now), stayed) == (after, set(before) - gone), result.reasons
+        count = after
+    assert [note["process"] for note in trial.notes("left")] == left
+    assert len(trial.notes("ended")) == count
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from holdfast.launch.supervisor.job import (
     Dismiss,
     Event,
     Exited,
+    Grow,
     Job,
     Kill,
     Launch,
@@ -688,11 +689,12 @@ def test_impossible_policies_and_sizes_are_refused() -> None:
 # --- Processes that outlive an attempt
 
 
-def restartable(policy: RestartPolicy = POLICY) -> Run:
-    """Returns a run of four whose processes can outlive the attempt."""
-    everybody = frozenset(range(4))
-    positions = dict.fromkeys(range(4), NO_SAVE)
-    return running(policy).handle(Progressed(1, 5, saves=positions, restartable=everybody))
+def restartable(policy: RestartPolicy = POLICY, count: int = 4) -> Run:
+    """Returns a run of so many of four whose processes can outlive the attempt."""
+    everybody = frozenset(range(count))
+    positions = dict.fromkeys(range(count), NO_SAVE)
+    run = running(policy, num_processes=count)
+    return run.handle(Progressed(1, 5, saves=positions, restartable=everybody))
 
 
 def back(attempt: int, *processes: int) -> Progressed:
@@ -949,6 +951,102 @@ def test_a_notice_of_the_attempt_before_is_none_of_this_one() -> None:
     run = restartable().handle(Exited(1, 2, -9))
     late = Noticed("process 2 (SIGTERM)", delivered=True, processes=frozenset({2}), attempt=1)
     assert run.handle(late).job.state is State.REJOINING
+
+
+# --- More or fewer of them
+
+AT_ONCE = RestartPolicy(max_failures=2, max_preemptions=2, grow_after_s=0, backoff_jitter=0.0)
+GROWS = Noticed("process 0 (growing)", delivered=True, processes=frozenset({0}), attempt=1)
+
+
+def test_to_grow_all_stay() -> None:
+    """Process 0 alone is asked, and tells the others: nobody has a notice that would stand in the
+    next attempt. It takes of no budget.
+    """
+    run = restartable(AT_ONCE, 2).handle(Capacity(9))
+    assert (run.job.state, run.actions) == (State.PREEMPTING, [Grow()])
+    assert run.reason.startswith("room for 9 processes, the job has 2: come back as 4")
+    assert run.handle(GROWS).actions == []
+    run.handle(Progressed(1, 7, 7, held=frozenset({0, 1})))
+    both = frozenset({0, 1})
+    why = "2 of 2 processes left the loop to come back as 4"
+    assert run.actions == [Rejoin(2, 4, both, why), Replace(2, frozenset({2, 3}))]
+    assert run.reason == f"{why}; processes 0, 1 stay for attempt 2, 2, 3 new"
+    assert run.handle(back(2, 0, 1)).job.state is State.RUNNING
+    assert (run.job.num_processes, run.job.staying, run.job.budget_used) == (4, both, {})
+    assert run.handle(Capacity(4)).actions == []
+
+
+def test_to_grow_all_are_started_again_where_one_cannot_stay() -> None:
+    """As ever: all get SIGTERM."""
+    run = running(AT_ONCE, num_processes=2)
+    run.handle(Progressed(1, 5, restartable=frozenset({0})), Capacity(4))
+    assert run.actions == [Notify("growing")]
+
+
+@pytest.mark.parametrize(
+    ("notice", "staying"),
+    [
+        (Noticed("process 1 (SIGTERM received)", None, True, frozenset({1}), 1), {0, 2}),
+        (Noticed("process 0 (SIGTERM received)", None, True, frozenset({0}), 1), {1, 2}),
+        (Noticed("Ray drains 10.0.0.3", 160.0, processes=frozenset({2})), {0, 1}),
+    ],
+)
+def test_a_notice_while_growing_comes_first(notice: Noticed, staying: set[int]) -> None:
+    """Its processes are replaced, and the others stay. There may be no room for more any longer:
+    the job grows later.
+    """
+    run = restartable(AT_ONCE, 3).handle(Capacity(4), GROWS, notice)
+    run.handle(Progressed(1, 7, 7, held=frozenset(range(3))))
+    (rejoin,) = run.actions
+    assert isinstance(rejoin, Rejoin)
+    assert (rejoin.num_processes, rejoin.staying - rejoin.going) == (3, staying)
+    assert run.job.budget_used == {"max_preemptions": 1}
+
+
+def test_a_death_while_growing_is_replaced_among_the_new() -> None:
+    run = restartable(AT_ONCE, 3).handle(Capacity(4), GROWS, Exited(1, 1, -9))
+    run.handle(Progressed(1, 7, 7, held=frozenset({0, 2})))
+    rejoin, lost = run.actions
+    assert isinstance(rejoin, Rejoin) and rejoin.staying == frozenset({0, 2})
+    assert lost == Replace(2, frozenset({1, 3}))
+
+
+def test_to_shrink_the_others_stay() -> None:
+    """Those of the highest numbers leave, and nobody comes in their place. Whoever has not left in
+    time is ended.
+    """
+    run = restartable().handle(Capacity(2))
+    highest = frozenset({2, 3})
+    assert run.actions == [Notify("room for 2 processes only", highest)]
+    echo = Noticed("process 2 (SIGTERM received)", delivered=True, processes=frozenset({2}))
+    run.handle(echo, Progressed(1, 7, 7, held=ALL))
+    (rejoin,) = run.actions
+    assert isinstance(rejoin, Rejoin)
+    assert (rejoin.num_processes, rejoin.staying, rejoin.going) == (2, ALL, highest)
+    assert run.reason.endswith("processes 0, 1 stay for attempt 2, 2, 3 not")
+    assert (run.job.num_processes, run.job.staying) == (2, frozenset({0, 1}))
+    run.handle(back(2, 0, 1))
+    assert run.job.state is State.REJOINING
+    assert run.handle(Exited(1, 3, 0)).reason == "process 3 left attempt 1"
+    assert run.wake().actions == [Kill(frozenset({2}))]
+    assert run.reason == "process 2 did not leave in 10 s: ended"
+    assert (run.job.state, run.job.num_processes) == (State.RUNNING, 2)
+    assert run.handle(Exited(1, 2, -9)).reason == "process 2 of attempt 1 is gone at last"
+
+
+@pytest.mark.parametrize("event", [Noticed("a"), Stop("SIGTERM"), Exited(1, 0, -9)])
+def test_whom_nobody_replaces_is_ended_with_the_attempt(event: Event) -> None:
+    """Where something else ends it before all are back."""
+    run = restartable().handle(Capacity(3), Progressed(1, 7, 7, held=ALL), event)
+    assert run.actions[-1] == Kill(frozenset({3}))
+    assert (run.job.surplus, run.job.lives.get(3)) == (frozenset(), None)
+
+
+def test_with_too_little_room_all_leave() -> None:
+    """Fewer than `min_processes` are nobody."""
+    run = restartable().handle(Capacity(1))
+    assert run.actions == [Notify("room for 1 process only")]
 
 
 # --- Any sequence of events

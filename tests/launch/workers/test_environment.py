@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from holdfast.coordination.names import DECIDES
 from holdfast.launch.workers.environment import local_devices, worker_env
 from holdfast.multihost import ProcessSpec
 
@@ -88,3 +89,9 @@ def test_gpus_are_divided_where_all_see_the_same(
 ) -> None:
     """What Slurm has bound to a task already is not divided again."""
     assert local_devices(environment, 1, share_of) == devices
+
+
+def test_only_who_decides_says_so() -> None:
+    """Another launcher's word, inherited, is none of this one's."""
+    assert worker_env({DECIDES: "1"}, SPEC)[0].keys().isdisjoint({DECIDES})
+    assert worker_env({}, SPEC, decides=True)[0][DECIDES] == "1"

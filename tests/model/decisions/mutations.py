@@ -75,6 +75,18 @@ MUTATIONS = [
         "NOTICE",
     ),
     Mutation(
+        "to grow, those stay that can",
+        "    if stay:\n        return _preempt(",
+        "    if False:\n        return _preempt(",
+        "SIZE",
+    ),
+    Mutation(
+        "to shrink, those stay that have a number",
+        "        if stay and num_processes >= job.min_processes:\n",
+        "        if False:\n",
+        "SIZE",
+    ),
+    Mutation(
         "those that wait are told",
         "    return _decision(replace(job, dismissed=True), why, *decision.actions, Dismiss())\n",
         "    return decision\n",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from holdfast.launch import Preempted
 from holdfast.launch.supervisor.job import (
     Action,
+    Capacity,
     Decision,
     Event,
     Exited,
@@ -61,6 +62,7 @@ def check_step(step: Step) -> None:
     _check_final(step)
     _check_attempts(step)
     _check_notices(step)
+    _check_size(step)
     _check_commit(step)
 
 
@@ -98,15 +100,19 @@ def _check_attempts(step: Step) -> None:
 
 def _check_rejoin(step: Step) -> None:
     """Each process stays, ends by itself or is started anew; none stays that is dead, has never
-    said that it can, or whose machine is given back.
+    said that it can, or whose machine is given back. One that has no number any more ends.
     """
     before = step.before
     event = step.event
     rejoin, *others = step.actions
     assert isinstance(rejoin, Rejoin)
     new = [process for each in others if isinstance(each, Replace) for process in each.processes]
-    everybody = frozenset(range(before.num_processes))
-    need(rejoin.staying.union(new) == step.after.alive == everybody, "REJOIN", "one is missing")
+    everybody = frozenset(range(rejoin.num_processes))
+    stays = rejoin.staying.union(new) - step.after.surplus
+    need(stays == step.after.alive == everybody, "REJOIN", "one is missing")
+    need(step.after.surplus <= rejoin.going, "REJOIN", "one stays that has no number")
+    sizes = {before.num_processes, before.resize_to}
+    need(rejoin.num_processes in sizes, "REJOIN", "a number that nobody has decided")
     need(not rejoin.staying.intersection(new), "REJOIN", "one stays and is started anew")
     can = before.alive & (before.restartable | before.rejoining)
     if isinstance(event, Progressed):
@@ -120,6 +126,27 @@ def _check_rejoin(step: Step) -> None:
     if before.notices:
         told = before.held | getattr(event, "held", frozenset())
         need(rejoin.staying <= told, "NOTICE", "one has not come to the step at which all save")
+
+
+def _check_size(step: Step) -> None:
+    """For more room or less nobody gets a signal who can stay, and nobody is forgotten."""
+    before = step.before
+    over = (step.after.state, step.after.attempt) != (State.REJOINING, before.attempt)
+    left = before.surplus if before.state is State.REJOINING and over else frozenset()
+    if isinstance(step.event, Exited):
+        left -= {step.event.process}
+    ended = [each for each in step.actions if isinstance(each, Kill)]
+    told = frozenset[int]().union(*(each.processes or left for each in ended))
+    need(left <= told, "NOBODY LEFT", "one that nobody replaces is forgotten")
+    if not isinstance(step.event, Capacity) or before.exit_codes:
+        return
+    if not before.alive <= before.restartable or step.event.num_processes < before.min_processes:
+        return
+    stay = frozenset(range(step.event.num_processes))
+    for action in step.actions:
+        if isinstance(action, Notify):
+            told = before.alive if action.processes is None else action.processes
+            need(not told & stay, "SIZE", "one that can stay gets a signal")
 
 
 def _check_notices(step: Step) -> None:

@@ -13,7 +13,9 @@ from typing import NamedTuple
 from holdfast.launch import RestartPolicy
 from holdfast.launch.supervisor.decide import decide
 from holdfast.launch.supervisor.job import (
+    NO_SAVE,
     Action,
+    Capacity,
     Event,
     Exited,
     Job,
@@ -139,18 +141,64 @@ REJOIN = [
         [Progressed(3, 96, 96, held=frozenset(range(3))), Exited(3, 2, 0)],
     ),
 ]
+RESIZE = [
+    Scene(
+        "A job of two to three processes finds room for two. Both are in `run_restartable`.",
+        0.0,
+        [Start(), Reserved(1, 2), Progressed(1, 40, 40, restartable=frozenset(range(2)))],
+    ),
+    Scene(
+        "There is room for one more. Nobody gets a signal: process 0 hears of it at its"
+        " coordinator, and gives notice. That ends with the attempt. Its echo is no news.",
+        60.0,
+        [
+            Capacity(3),
+            Noticed("process 0 (growing)", delivered=True, processes=frozenset({0}), attempt=1),
+        ],
+    ),
+    Scene(
+        "Both have saved, and have left their loops. They stay, and one is started beside them.",
+        62.0,
+        [
+            Progressed(1, 58, 58, held=frozenset(range(2))),
+            Progressed(2, 58, 58, saves=dict.fromkeys(range(2), NO_SAVE)),
+            Progressed(2, 59, 58, restartable=frozenset(range(3))),
+        ],
+    ),
+    Scene(
+        "There is room for two only. The last one gets the notice, and leaves. Nobody comes in its"
+        " place: who has no number any more has the time in which the others have to be back.",
+        120.0,
+        [
+            Capacity(2),
+            Progressed(2, 90, 90, held=frozenset(range(3))),
+            Progressed(3, 90, 90, saves=dict.fromkeys(range(2), NO_SAVE)),
+            Exited(2, 2, 0),
+        ],
+    ),
+]
 PAGES = {
-    "preemption.md": ("A preemption", PREEMPTION),
-    "rejoin.md": ("A process is replaced, and the others stay", REJOIN),
+    "preemption.md": ("A preemption", "three processes", Job("j", 3, 3, POLICY), PREEMPTION),
+    "rejoin.md": (
+        "A process is replaced, and the others stay",
+        "three processes",
+        Job("j", 3, 3, POLICY),
+        REJOIN,
+    ),
+    "resize.md": (
+        "There is room for more, and those that run stay",
+        "two to three processes",
+        Job("j", 2, 3, POLICY),
+        RESIZE,
+    ),
 }
 
 
-def page_of(title: str, scenes: Sequence[Scene]) -> str:
+def page_of(title: str, size: str, job: Job, scenes: Sequence[Scene]) -> str:
     """Returns a page: each event, the state after it, the reason that the log has, and the orders
     to the engine.
     """
-    job = Job("j", 3, 3, POLICY)
-    texts = [f"# {title}\n\nA job of three processes, as `decide` takes it from event to event.\n"]
+    texts = [f"# {title}\n\nA job of {size}, as `decide` takes it from event to event.\n"]
     for scene in scenes:
         lines = []
         for event in scene.events:

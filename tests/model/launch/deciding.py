@@ -15,6 +15,7 @@ from holdfast.launch.supervisor.job import (
     Exited,
     Job,
     Launch,
+    Rejoin,
     Reserved,
     Stalled,
     StartFailed,
@@ -37,13 +38,17 @@ def sizes_fit(trace: Trace) -> Broken:
             room = step.event.num_processes if isinstance(step.event, Reserved) else 0
             if not job.min_processes <= action.num_processes <= min(room, job.max_processes):
                 yield f"launches {action.num_processes}: {step}"
+        for action in actions(step, Rejoin):
+            job = step.before
+            if not job.min_processes <= action.num_processes <= job.max_processes:
+                yield f"goes on with {action.num_processes}: {step}"
 
 
 def growing_waits(trace: Trace) -> Broken:
     """An attempt is made larger no earlier than `grow_after_s`, and where nobody has left."""
     launched_at = 0.0
     for step in trace.steps:
-        if actions(step, Launch):
+        if actions(step, Launch, Rejoin):
             launched_at = step.now
         grows = step.before.state is State.RUNNING and step.after.grows
         young = step.now < launched_at + step.before.policy.grow_after_s - CLOSE_S

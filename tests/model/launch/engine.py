@@ -18,6 +18,7 @@ from holdfast.launch.supervisor.job import (
     Dismiss,
     Event,
     Exited,
+    Grow,
     Kill,
     Launch,
     Noticed,
@@ -90,6 +91,7 @@ class FakeEngine(Engine):
         self._attempt = 0
         self._wanted: Reserve | None = None
         self._gang: Gang | None = None
+        self._surplus: list[tuple[Gang, Worker]] = []  # that leave, and whom nobody replaces
         self._released = True
         self._polls = False
         self._progress: Progressed | None = None
@@ -125,6 +127,11 @@ class FakeEngine(Engine):
             case Notify():
                 self._sent_sigterm = True
                 self._each(action.processes, self._notify_one)
+            case Grow():
+                gang = self._gang
+                self.timeline.later(
+                    self.timeline.draw(0.0, POLL_S), partial(self._say_that_it_grows, gang)
+                )
             case Dismiss():
                 self._of_gang(Gang.dismiss)
             case Unnotify():
@@ -134,6 +141,9 @@ class FakeEngine(Engine):
                 self._each(action.processes, Gang.terminate)
             case Kill():
                 self._each(action.processes, Gang.kill)
+                for gang, worker in self._surplus:
+                    if action.processes is None or worker.process in action.processes:
+                        gang.kill(worker)
             case Release():
                 self._released = True
                 self._wanted = None
@@ -237,7 +247,11 @@ class FakeEngine(Engine):
             watcher=self,
         )
         for process in sorted(action.staying):
-            self._gang.take_over(before, process, goes=process in action.going)
+            if process < action.num_processes:
+                self._gang.take_over(before, process, goes=process in action.going)
+            else:
+                before.go_alone(before.workers[process])
+                self._surplus.append((before, before.workers[process]))
         before.pass_on(self._gang)
         self._watch_stall(self._gang)
         self._fail("at launch")
@@ -262,6 +276,15 @@ class FakeEngine(Engine):
         gang.terminate(worker, is_notice=True)
         if self._program.echoes and worker.joined and worker.acts:
             self._echo(Noticed(f"process {worker.process} (SIGTERM)"), worker.process)
+
+    def _say_that_it_grows(self, gang: Gang | None) -> None:
+        """Has process 0 give the others notice."""
+        if gang is None or gang is not self._gang or self._released or not gang.coordinator:
+            return
+        first = gang.workers[0]
+        if first.joined and first.acts:
+            gang.notify()
+            self._echo(Noticed("process 0 (growing)"), 0)
 
     def _echo(self, notice: Noticed, *processes: int) -> None:
         """Has a notice told that processes have: before they can have left their loops for it."""
@@ -438,6 +461,9 @@ class FakeEngine(Engine):
             alive=frozenset(worker.process for worker in gang.workers if worker.alive),
             needed=gang.needed(silent) | gang.needed_before(),
             killed_at={each.process: each.killed_at or 0.0 for each in killed},
+            surplus=frozenset(
+                each.process for _, each in self._surplus if each.alive and each.killed_at is None
+            ),
         )
 
 

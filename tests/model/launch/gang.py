@@ -173,6 +173,11 @@ class Gang:
         else:
             self._after(0.1, 1.0, partial(self._come_back, worker))
 
+    def go_alone(self, worker: Worker) -> None:
+        """Has a process end that has left its loop, and whose number there is no more."""
+        code = FAILED if worker.ends_with is None else worker.ends_with
+        self._after(0.0, 4 * self._program.shutdown_s, partial(self._end_alone, worker, code))
+
     def _come_back(self, worker: Worker) -> None:
         if worker.is_busy:
             self._after(0.1, 0.3, partial(self._come_back, worker))

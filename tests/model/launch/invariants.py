@@ -41,9 +41,11 @@ from .notices import (
 )
 from .reading import Broken
 from .rejoining import (
+    a_change_of_size_keeps_all,
     joining_again_ends,
     nobody_is_missing,
     only_who_is_late_is_replaced,
+    who_has_no_number_ends,
     who_stays_can,
 )
 from .sparing import (
@@ -90,6 +92,8 @@ INVARIANTS: tuple[Callable[[Trace], Broken], ...] = (
     leaving_is_not_done,
     who_stays_can,
     nobody_is_missing,
+    a_change_of_size_keeps_all,
+    who_has_no_number_ends,
     only_who_is_late_is_replaced,
     joining_again_ends,
     sizes_fit,

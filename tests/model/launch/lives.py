@@ -280,6 +280,30 @@ def _grow(lots: Lots) -> Drawn:
     return (Room(attempt, 0.0, few), Room(attempt, at_s, MOST_PROCESSES), then)
 
 
+def _resize(lots: Lots) -> Drawn:
+    """There is room for more or fewer, and something happens about when all have left their loops,
+    or the others are back.
+    """
+    attempt = lots.attempt()
+    at_s = lots.moment()
+    then_s = at_s + lots.choice([0.2, 1.0, 2.0, 4.0, 6.0])
+    process = lots.process()
+    then: Happens = lots.choice(
+        [
+            Exit(attempt, then_s, process, lots.choice([0, 1, -9, 75, 93])),
+            Exit(attempt + 1, then_s - at_s, process, lots.choice([1, -9, 75, 93])),
+            Notice(attempt, then_s, "f", delivered=lots.random() < 0.5, process=process),
+            Notice(attempt + 1, then_s - at_s, "f", lots.choice([None, 20.0]), process=process),
+            Hang(lots.choice([attempt, attempt + 1]), then_s - at_s, process),
+            Room(attempt, then_s, lots.choice([1, 2, 3, MOST_PROCESSES])),
+            EndCoordinator(attempt, then_s),
+            AskToStop(attempt, then_s),
+        ]
+    )
+    first = Room(attempt, 0.0, lots.choice([1, 2, 3, MOST_PROCESSES]))
+    return (first, Room(attempt, at_s, lots.choice([1, 2, 3, MOST_PROCESSES])), then)
+
+
 def _end_twice(lots: Lots) -> Drawn:
     """A process fails, and something else comes while the attempt is ended."""
     attempt = lots.attempt()
@@ -329,6 +353,8 @@ DRAWN: tuple[Callable[[Lots], Drawn], ...] = (
     _linger,
     _room,
     _grow,
+    _resize,
+    _resize,
     _end_twice,
     _hang,
     _react,

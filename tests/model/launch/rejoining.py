@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.launch.supervisor.job import (
     Exited,
+    Kill,
     Progressed,
     Rejoin,
     Replace,
@@ -38,15 +39,50 @@ def who_stays_can(trace: Trace) -> Broken:
 
 
 def nobody_is_missing(trace: Trace) -> Broken:
-    """An attempt that processes outlive has as many as the one before: those that do not stay are
-    started anew, at once.
+    """An attempt that processes outlive has as many as the one before, or as many as there was
+    room for: those that do not stay are started anew, at once.
     """
     for step in trace.steps:
         for action in actions(step, Rejoin):
-            everybody = frozenset(range(step.before.num_processes))
+            if action.num_processes not in (step.before.num_processes, step.before.resize_to):
+                yield f"goes on with {action.num_processes}: {step}"
+            everybody = frozenset(range(action.num_processes))
             started = [each.processes for each in actions(step, Replace)]
             if frozenset().union(*started) != everybody - action.staying:
                 yield f"starts {started} beside {sorted(action.staying)}: {step}"
+
+
+def a_change_of_size_keeps_all(trace: Trace) -> Broken:
+    """To grow, nobody is started again who has left its loop, and can stay; to shrink, nobody of a
+    lower number, where no other notice is there.
+    """
+    for step in trace.steps:
+        job = step.after
+        can = job.alive <= (job.held & job.restartable) - job.leaving
+        ready = job.state is State.PREEMPTING and job.resize_to and job.alive and can
+        if ready and job.grows and not job.dismissed and not job.reported_done:
+            yield f"waits, to grow: {step}"
+        for action in actions(step, Rejoin):
+            fewer = step.before.resize_to and len(step.before.notices) == 1
+            stay = frozenset(range(action.num_processes)) & step.before.alive
+            if isinstance(step.event, Exited):
+                stay -= {step.event.process}
+            if fewer and not stay <= action.staying - action.going:
+                yield f"starts {sorted(stay - action.staying)} again: {step}"
+
+
+def who_has_no_number_ends(trace: Trace) -> Broken:
+    """Whoever leaves, and is not replaced, gets SIGKILL once nobody is waited for, and before that
+    has `rejoin_timeout_s`.
+    """
+    for step in trace.steps:
+        over = step.is_new_attempt or step.after.state is not State.REJOINING
+        killed = frozenset[int]().union(*(each.processes or () for each in actions(step, Kill)))
+        everybody = any(each.processes is None for each in actions(step, Kill))
+        left = step.seen.surplus - killed
+        was = step.before.state is State.REJOINING and not step.after.final
+        if was and over and left and not everybody:
+            yield f"forgets {sorted(left)}: {step}"
 
 
 def only_who_is_late_is_replaced(trace: Trace) -> Broken:

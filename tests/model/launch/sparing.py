@@ -85,7 +85,8 @@ def is_known_to_be_over(step: Step) -> bool:
     # With the end of a process, and with a hang, comes all that was reported before.
     is_told = isinstance(step.event, Exited | Stalled) and step.after.alive == step.seen.alive
     # A save of the attempt before has a coordinator of its own, of whose end nobody tells.
-    is_told &= not step.after.saving_before & step.after.rejoining
+    if step.after.saving_before & step.after.rejoining:
+        return False
     return is_settled(step.after) or (is_told and not step.seen.needed)
 
 

@@ -8,7 +8,7 @@ from holdfast.launch import RestartPolicy
 from holdfast.launch.supervisor.job import State
 
 from .found import FOUND
-from .happenings import Notice
+from .happenings import Notice, Room
 from .lives import Life, divergence_of, life_of, shortest, trace_of
 from .program import Program
 
@@ -50,6 +50,19 @@ def test_after_a_notice_for_one_process_the_others_stay(delivered: bool) -> None
     assert divergence_of(life) is None
     trace = trace_of(life)
     assert [step.after.going for step in trace.steps if step.is_new_attempt][1:] == [{1}]
+    assert trace.last.state is State.FINISHED
+
+
+@pytest.mark.parametrize(("room", "then"), [(2, 4), (4, 3)])
+def test_where_there_is_other_room_those_that_can_stay_do(room: int, then: int) -> None:
+    """Lives of the model come there, and break no rule."""
+    policy = RestartPolicy(max_preemptions=1, grow_after_s=0.0)
+    life = Life((Room(1, 8.0, then),), policy, Program(outlives=True), processes=4, room=room)
+    assert divergence_of(life) is None
+    trace = trace_of(life)
+    (again,) = [step for step in trace.steps if step.is_new_attempt][1:]
+    assert (again.after.num_processes, len(again.after.staying)) == (then, min(room, then))
+    assert again.after.surplus == frozenset(range(then, room))
     assert trace.last.state is State.FINISHED
 
 

@@ -32,6 +32,7 @@ class Seen:
     alive: frozenset[int] = frozenset()
     needed: frozenset[int] = frozenset()  # by a save that can still be committed
     killed_at: dict[int, float] = field(default_factory=dict)
+    surplus: frozenset[int] = frozenset()  # those of the gang before that still leave
 
 
 @dataclass(frozen=True)

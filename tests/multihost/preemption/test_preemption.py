@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from holdfast.multihost import Notice
-from holdfast.multihost.preemption.preemption import default_sources, merge
+from holdfast.multihost.preemption.preemption import Preemption, default_sources, merge
 from tests.support.cluster import run_processes
+from tests.support.memory_client import MemoryClient, MemoryCoordinator
 from tests.support.paths import program
 
 
@@ -28,3 +29,19 @@ def test_the_sources_fit_the_machine() -> None:
     names = [source.name for source in default_sources({"SLURM_JOB_END_TIME": "1800000000"})]
     assert names[:2] == ["signal", "slurm"]
     assert "slurm" not in [source.name for source in default_sources({})]
+
+
+def test_a_notice_of_its_own_comes_before_the_launchers_wish_to_grow() -> None:
+    """Others hear of that one, for which the process leaves. A wish of another attempt is none."""
+    preemption = Preemption([])
+    try:
+        preemption.grow(MemoryClient(MemoryCoordinator(1), 0))
+        assert preemption.notice() is None
+        preemption.grow(preemption.client)
+        assert preemption.notice() == Notice("growing")
+        preemption.notify(Notice("SIGTERM received"))
+        assert preemption.notice() == Notice("SIGTERM received")
+        preemption.notify(None)
+        assert preemption.notice() == Notice("growing")
+    finally:
+        preemption.close()

@@ -95,7 +95,11 @@ def begin() -> Any:
     devices = np.array(jax.devices())
     sharding = NamedSharding(Mesh(devices, ("x",)), PartitionSpec("x"))
     shape = (len(devices) * (1 << 18 if HABIT == "is large" else 4),)
-    weights = jax.make_array_from_callback(shape, sharding, lambda at: np.zeros(shape)[at])
+    kind: type = float
+    if HABIT == "is of any size":
+        shape = (12,)
+        kind = np.int32
+    weights = jax.make_array_from_callback(shape, sharding, lambda at: np.zeros(shape, kind)[at])
     return {"w": weights, "step": jnp.zeros((), jnp.int32)}
 
 
@@ -103,6 +107,9 @@ def begin() -> Any:
 def advance(state: Any) -> Any:
     """Makes a step that needs every process."""
     weights = state["w"]
+    if weights.dtype == jnp.int32:  # the same to the bit, however many add it up
+        mixed = 3 * weights + jnp.sum(weights) + jnp.flip(weights) + 1
+        return {"w": mixed, "step": state["step"] + 1}
     mixed = weights + jnp.sum(weights) * 1e-3 + jnp.flip(weights) * 1e-3 + 1  # all is sent
     return {"w": mixed, "step": state["step"] + 1}
 

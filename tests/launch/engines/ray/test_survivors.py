@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,9 @@ def fleet(the_fleet: Fleet) -> Fleet:
 class Trial(Restartable):
     """A job of `restartable.py` in a folder, on a Ray cluster."""
 
-    def run(self, steps: int, **changes: Any) -> JobResult:
+    def run(self, steps: int, habit: str = "", **changes: Any) -> JobResult:
         """Runs a job of three to its end."""
-        command = [sys.executable, str(program("restartable")), str(self.folder), str(steps)]
+        command = [sys.executable, str(program("restartable")), str(self.folder), str(steps), habit]
         settings = {"num_processes": 3, "restart": POLICY, "env": ENV} | changes
         self.output = CollectedOutput()
         result = engine.run_command(command, engine.JobSpec(**settings), output=self.output)
@@ -171,6 +172,29 @@ def test_with_its_drained_node_a_process_is_replaced_on_another(
     assert trial.lives() == expected, (result.reasons, trial.output.text)
     saved = {note["step"] for note in trial.notes("saved") if note["attempt"] == 1}
     assert {note["step"] for note in trial.notes("begins") if note["attempt"] == 2} == {max(saved)}
+
+
+def test_on_a_node_that_is_added_a_process_begins_and_the_others_stay(
+    the_fleet: Fleet, tmp_path: Path
+) -> None:
+    """A job of two that may be three: all save at one step, and no step is lost."""
+    the_fleet.become([{}] * 2)
+    trial = Trial(tmp_path / "job")
+
+    def add() -> None:
+        trial.wait_for_attempt(1, 2)
+        the_fleet.add({})
+        trial.wait_for_attempt(2, 3)
+        trial.end_soon()
+
+    policy = replace(POLICY, grow_after_s=0)
+    result = trial.run_with(add, habit="is of any size", min_processes=2, restart=policy)
+    assert result.attempts == 2, (result.reasons, trial.output.text)
+    assert trial.results() == {trial.expect_of_any_size()}
+    assert trial.pids(1).items() < trial.pids(2).items()
+    trial.check_no_step_lost()
+    assert not trial.notes("left")
+    assert len(trial.notes("ended")) == 3
 
 
 @pytest.mark.parametrize("process", [1, 0])
