@@ -56,4 +56,4 @@ def type_of(field: Any) -> str:
         return "object of numbers"
     kind = field.message_type
     name = TYPES[field.cpp_type] if kind is None else f"[{kind.name}](#{kind.name.lower()})"
-    return f"list of {name}" if field.is_repeated else name
+    return f"list of {name}" if field.default_value == [] else name

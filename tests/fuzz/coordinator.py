@@ -168,5 +168,5 @@ def _fill(descriptor: Any, who: int, depth: int) -> dict[str, Any]:
             value = "AAAA"
         elif field.type == field.TYPE_BOOL:
             value = True
-        filled[field.json_name] = [value] if field.is_repeated else value
+        filled[field.json_name] = [value] if field.default_value == [] else value
     return filled
