@@ -458,14 +458,18 @@ class CheckpointManager:
         # Alike on all processes: a restore ends alike on all.
         trace = f"{self._root.messages}/{self._state.statistics.restores}"
         with Phase("restore", trace=trace, process=group.index):
-            values = self._parts.restorer.restore(
+            step, values = self._parts.restorer.restore(
                 chosen, wanted, options, hold_s=hold_s, fallback=fallback
             )
         size = sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree_util.tree_leaves(values))
         statistics = self._state.statistics
         statistics.add(restores=1, restore_s=time.perf_counter() - began_s, restore_bytes=size)
         amount("restore/bytes", size)
-        group.report(restore_s=statistics.restore_s, checkpoint_peak_bytes=USE.peak_bytes)
+        group.report(
+            restored_step=step,
+            restore_s=statistics.restore_s,
+            checkpoint_peak_bytes=USE.peak_bytes,
+        )
         return values
 
     # --- The end

@@ -58,9 +58,9 @@ class StepRestorer:
         *,
         hold_s: float,
         fallback: bool,
-    ) -> dict[str, Any]:
+    ) -> tuple[int, dict[str, Any]]:
         """Restores a step, or the newest; with `fallback`, from the newest (or `chosen`) down the
-        first that restores on every process.
+        first that restores on every process. Returns which, and its values by item.
 
         Where no number was asked for, a local step gives way to the next also without, and a step
         that was deleted or overwritten to what is the newest then. Only damage and deletion are
@@ -79,7 +79,7 @@ class StepRestorer:
             error = verdict.error
             if error is None:
                 assert values is not None
-                return values
+                return step, values
             gives_way = fallback and isinstance(error, _DAMAGE)
             # Hosts may be lost: what cannot be read of a local step is in the store, or older.
             gives_way |= key is not None and (fallback or chosen is None)
@@ -202,7 +202,6 @@ class StepRestorer:
         if verdict.error is None:
             self._state.order.restored(step)
             self._state.lineage.restored()
-            root.group.report(restored_step=step)
         return values, verdict
 
     def _hold(self, step: int, folder: str, hold_s: float) -> None:
