@@ -33,8 +33,9 @@ _LEAST_RATIO = 0.7  # of difflib's: "epx1" and "exp1" have 0.75
 def refuse_step_folder(storage: Storage) -> None:
     """Raises CheckpointError where a manager's root is the folder of a step of another root.
 
-    A checkpoint that was saved by itself, as step 0, may be a root. So is a folder of steps where
-    another program's file bears the record's name.
+    A checkpoint that was saved by itself, as step 0, may be a root: a warning says that `load`
+    takes it for all steps. So is a folder of steps where another program's file bears the record's
+    name.
     """
     if not has_record(storage, ""):
         return
@@ -54,6 +55,12 @@ def refuse_step_folder(storage: Storage) -> None:
             path=where,
             step=step,
         )
+    _log.warning(
+        "%s holds a checkpoint that was saved by itself: load(%r) gives that one, also where steps"
+        " are saved beside it. Give the steps a folder of their own",
+        where,
+        where,
+    )
 
 
 def _is_root(folder: str, of: str) -> bool:

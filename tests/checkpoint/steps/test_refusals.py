@@ -202,11 +202,18 @@ def test_a_steps_folder_is_no_root(read_only: bool, tmp_path: Path) -> None:
         CheckpointManager(record.parent)
 
 
-def test_a_checkpoint_by_itself_may_be_a_root(tmp_path: Path) -> None:
-    """What a one-shot save wrote, copies and conversions included; not where it has a number."""
+def test_a_checkpoint_by_itself_may_be_a_root(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a one-shot save wrote, copies and conversions included; not where it has a number. A
+    warning says that `load` of the folder stays with it.
+    """
     save(tmp_path / "whole", TREE)
     with CheckpointManager(tmp_path / "whole") as manager:
-        manager.save(3, TREE)
+        manager.save(3, TREE | {"more": np.ones(1)})
+    (warning,) = warnings_of(caplog)
+    assert f"load({str(tmp_path / 'whole')!r}) gives that one, also where steps" in warning
+    assert "more" not in load(tmp_path / "whole")
     save(tmp_path / "whole", TREE, overwrite=True)
     with CheckpointManager(tmp_path / "whole") as manager:
         assert manager.all_steps() == [3]
