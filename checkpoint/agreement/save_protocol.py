@@ -111,27 +111,36 @@ class SaveReport(Message):
 
 
 @dataclass(frozen=True)
+class Superfluous:
+    """Brings what a commit has made of the root: the steps that the primary has deleted,
+    `superfluous`; `steps`, those that it knows then, without this save's, and `left_behind`, those
+    that were (None: all know the same); and the save's branch, whose left local steps do not come
+    back.
+    """
+
+    superfluous: tuple[int, ...] = ()
+    steps: tuple[int, ...] | None = None
+    left_behind: tuple[int, ...] | None = None
+    branch: BranchStart | None = None
+
+
+@dataclass(frozen=True)
 class SaveResult(Message):
     """How a save ended, alike on all processes: committed, or the error.
 
     `deletable` says that the record cannot come to exist, so that each process may delete what it
-    wrote; `is_there` that another save of the step is there. `superfluous` are the steps that the
-    primary has deleted after a commit; `steps` those that it knows then, without this save's, and
-    `left_behind` those that were; None where all know the same. `branch`
-    is that of a commit; local steps that it has left do not come back. `drift` says which replicas
-    differ in a step that was committed nevertheless. `missed` is above 0 where the error is a miss:
-    how many there are in a row, with this one. Of a local save, `survey` asks all processes to find
-    out together what there is, and `lane_off` is why no more local saves are made.
+    wrote; `is_there` that another save of the step is there. `after` is what a commit has made of
+    the root. `drift` says which replicas differ in a step that was committed nevertheless. `missed`
+    is above 0 where the error is a miss: how many there are in a row, with this one. Of a local
+    save, `survey` asks all processes to find out together what there is, and `lane_off` is why no
+    more local saves are made.
     """
 
     key: SaveKey
     error: HoldfastError | None = None
     deletable: bool = False
     is_there: bool = False
-    superfluous: tuple[int, ...] = ()
-    steps: tuple[int, ...] | None = None
-    left_behind: tuple[int, ...] | None = None
-    branch: BranchStart | None = None
+    after: Superfluous = Superfluous()
     drift: str = ""
     missed: int = 0
     survey: bool = False
@@ -291,18 +300,6 @@ class RecordUnreadable:
 
 
 @dataclass(frozen=True)
-class Superfluous:
-    """Brings the steps that were deleted, those that there are and those that were left behind
-    (None: not asked, and as all know), and the save's branch.
-    """
-
-    superfluous: tuple[int, ...] = ()
-    steps: tuple[int, ...] | None = None
-    left_behind: tuple[int, ...] | None = None
-    branch: BranchStart | None = None
-
-
-@dataclass(frozen=True)
 class Heard:
     """Brings the primary's result."""
 
@@ -393,13 +390,7 @@ def _judge(own: SaveReport, reports: Sequence[SaveReport], writers: Collection[i
         differs = any(report.steps != own.steps for report in reports)
         decided = yield DeleteSuperfluous(differs)
         if isinstance(decided, Superfluous):
-            result = replace(
-                result,
-                superfluous=decided.superfluous,
-                steps=decided.steps,
-                left_behind=decided.left_behind,
-                branch=decided.branch,
-            )
+            result = replace(result, after=decided)
     return replace(
         result,
         survey=any(report.is_unsure for report in reports),
@@ -455,7 +446,7 @@ def check_save_reports(
     """
     # First of all: a report of another save says nothing about this one.
     for report in reports:
-        if not fits(report.key, key):
+        if report.key != key:
             raise _out_of_step(report, key)
     shares = [report for report in reports if report.process in writers]
     failed = first_failed(shares, is_consequence)
@@ -526,7 +517,7 @@ def follow(
     sent = yield Gather(report)
     heard = yield Hear()
     # A message may be left over from a save that was given up: its key tells it apart.
-    if isinstance(heard, Heard) and fits(heard.result.key, key):
+    if isinstance(heard, Heard) and heard.result.key == key:
         return heard.result
     why = next(
         (event.error for event in (sent, heard) if isinstance(event, Failed)),
@@ -588,11 +579,6 @@ def local_saves_to_delete(
 
 
 # --- what all do
-
-
-def fits(found: SaveKey, key: SaveKey) -> bool:
-    """Says whether a message is of this save."""
-    return found == key
 
 
 def is_ours(found: Found, key: SaveKey) -> TypeGuard[RecordFound]:

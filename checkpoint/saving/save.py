@@ -355,17 +355,18 @@ class StepSaver:
             save_bytes=save.total_bytes,
             replicas_differed=int(bool(result.drift)),
         )
-        if result.steps is not None:
-            index.adopt(result.steps)
-        if result.left_behind is not None:
-            index.adopt_left(result.left_behind)
+        after = result.after
+        if after.steps is not None:
+            index.adopt(after.steps)
+        if after.left_behind is not None:
+            index.adopt_left(after.left_behind)
         info = StepInfo(save.facts, save.total_bytes, incremental, time.time(), took_s)
         index.add(save.step, info)
         self.state.order.saved(save.place)
         if self.root.group.index:  # the primary has deleted them
-            index.remove(result.superfluous)
-        if result.branch is not None and self.state.leave is not None:
-            self.state.leave(result.branch, save.step)
+            index.remove(after.superfluous)
+        if after.branch is not None and self.state.leave is not None:
+            self.state.leave(after.branch, save.step)
         if self.root.group.index:
             return
         root = self.root

@@ -133,7 +133,8 @@ def test_what_the_primary_sends_is_what_the_others_raise(
 
 def test_a_commit_is_sent_with_the_steps_that_go() -> None:
     """All processes forget the same steps, and know the same where they did not."""
-    for sent in (SaveResult(KEY, superfluous=(1, 2)), SaveResult(KEY, steps=(1, 2, 90))):
+    for after in (p.Superfluous((1, 2)), p.Superfluous(steps=(1, 2, 90))):
+        sent = SaveResult(KEY, after=after)
         assert SaveResult.from_bytes(sent.to_bytes()) == sent
 
 
@@ -227,7 +228,7 @@ def test_a_failure_that_passes_is_a_miss_for_all(events: Sequence[Event], missed
     assert drive(lead(KEY, range(2), next_miss=2), perform).missed == 0
 
 
-TOLD = SaveResult(KEY, superfluous=(90,))
+TOLD = SaveResult(KEY, after=p.Superfluous((90,)))
 
 
 @pytest.mark.parametrize(
@@ -302,7 +303,7 @@ def test_processes_that_know_other_steps_are_told_all() -> None:
         assert saving.send(p.Committed()) == p.DeleteSuperfluous(asked)
         told = saving.send(p.Superfluous((1,), (1, 90) if asked else None))
         assert isinstance(told, p.Tell) and told.result == SaveResult(
-            KEY, superfluous=(1,), steps=(1, 90) if asked else None
+            KEY, after=p.Superfluous((1,), (1, 90) if asked else None)
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import SaveFailed
-from holdfast.checkpoint.agreement.save_protocol import SaveKey, SaveResult, Told
+from holdfast.checkpoint.agreement.save_protocol import SaveKey, SaveResult, Superfluous, Told
 from holdfast.checkpoint.format.item_report import ItemReport
 from holdfast.checkpoint.saving.plan import Leaf, Plan, ShardPlacement, make_plan
 from holdfast.checkpoint.saving.plan_mismatch import (
@@ -152,13 +152,13 @@ def test_one_is_asked_and_all_learn_the_leaf() -> None:
 def test_a_result_without_a_question_comes_through() -> None:
     """Who is not asked receives the result as it was sent."""
     with groups(2) as both:
-        sent = Told(SaveResult(KEY, superfluous=(1,))).to_bytes()
+        sent = Told(SaveResult(KEY, after=Superfluous((1,)))).to_bytes()
 
         def send() -> bytes:
             return both[0].broadcast("name/outcome", sent, timeout_s=60)
 
         _, received = at_once([send, lambda: receive_result(both[1], "name", {}, {}, timeout_s=60)])
-    assert received == SaveResult(KEY, superfluous=(1,))
+    assert received == SaveResult(KEY, after=Superfluous((1,)))
 
 
 def test_where_nobody_answers_the_processes_are_still_named() -> None:

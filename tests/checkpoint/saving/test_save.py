@@ -23,7 +23,7 @@ from holdfast.checkpoint import (
     UnsupportedLeaf,
 )
 from holdfast.checkpoint.agreement import save_protocol as protocol
-from holdfast.checkpoint.agreement.save_protocol import SaveResult
+from holdfast.checkpoint.agreement.save_protocol import SaveResult, Superfluous
 from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.format.step_folders import list_steps
 from holdfast.checkpoint.saving import commit, save
@@ -67,7 +67,7 @@ def test_all_is_up_to_date_when_it_returns(context: StepSaver) -> None:
     for counter, step in enumerate((1, 2, 3), 1):
         result = context.run(staged(context, step, counter))
         assert (
-            result == SaveResult(result.key, superfluous=(1,) if step == 3 else ())
+            result == SaveResult(result.key, after=Superfluous((1,) if step == 3 else ()))
             and result.key.step == step
         )
         assert step in context.state.index
