@@ -27,7 +27,7 @@ from .step_restorer import StepRestorer
 from .steps.background import BackgroundWorker
 from .steps.garbage import sweep_files
 from .steps.index import StepIndex
-from .steps.lineage import Lineage, NoLineage, StepOrder
+from .steps.lineage import Lineage, StepOrder
 from .steps.object_claims import open_claims
 from .steps.opening import OpenRoot, look_at_steps, mark_left, open_root
 from .steps.refusals import (
@@ -164,9 +164,9 @@ def _open_root(storage: Storage, group: Group, options: Options) -> OpenRoot:
     return root
 
 
-def _lineage_of(root: OpenRoot, index: StepIndex, *, begins: bool) -> Lineage | NoLineage:
+def _lineage_of(root: OpenRoot, index: StepIndex, *, begins: bool) -> Lineage | None:
     if not root.is_writing_primary:
-        return NoLineage()
+        return None
 
     def mark(storage: Storage, base: int, save: str, own: Collection[int]) -> None:
         """Marks what the branch of a save leaves, of all that is in the store by now."""

@@ -201,7 +201,8 @@ class StepRestorer:
         )
         if verdict.error is None:
             self._state.order.restored(step)
-            self._state.lineage.restored()
+            if self._state.lineage is not None:
+                self._state.lineage.restored()
         return values, verdict
 
     def _hold(self, step: int, folder: str, hold_s: float) -> None:

@@ -10,7 +10,7 @@ from typing import Self
 from holdfast.multihost.group.runtime import peer_tls
 
 from ..options import Local
-from ..steps.lineage import Lineage, NoLineage
+from ..steps.lineage import Lineage
 from ..steps.opening import OpenRoot
 from .host_folder import HostFolder, HostStorage, RunFolder
 from .meeting import Meeting, meet
@@ -28,11 +28,11 @@ class HostPlace:
     root: OpenRoot
     meeting: Meeting
     copier: PartCopier
-    lineage: Lineage | NoLineage
+    lineage: Lineage | None
     folders: RunFolder
 
     @classmethod
-    def open(cls, local: Local, store: OpenRoot, lineage: Lineage | NoLineage) -> Self:
+    def open(cls, local: Local, store: OpenRoot, lineage: Lineage | None) -> Self:
         """Meets the other processes of a root; every process calls it. Blocks."""
         path = Path(local.path)
         # The store's disk is not this host's, and a bar for each local save would flicker.

@@ -81,6 +81,7 @@ class LocalSave(SaveWork):
         save = self._save
 
         def begin() -> Branch:
+            assert self._place.lineage is not None
             branch = self._place.lineage.current(save.key, save.place, save.end_s)
             assert branch is not None
             return branch

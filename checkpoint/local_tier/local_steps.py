@@ -36,7 +36,7 @@ from ..options import Local
 from ..saving.async_saver import AsyncSaver
 from ..saving.commit import broken_off, run_protocol
 from ..saving.stager import OneSave
-from ..steps.lineage import Branch, Lineage, NoLineage, read_branches, run_of
+from ..steps.lineage import Branch, Lineage, read_branches, run_of
 from ..steps.opening import OpenRoot
 from ..steps.root_report import HostCopies
 from ..storage.base import Storage
@@ -83,7 +83,7 @@ class LocalSteps:
         self.saver = AsyncSaver(self)
 
     @classmethod
-    def open(cls, local: Local, root: OpenRoot, lineage: Lineage | NoLineage) -> Self:
+    def open(cls, local: Local, root: OpenRoot, lineage: Lineage | None) -> Self:
         """Finds the local steps of a root; every process calls it. Blocks.
 
         Raises CheckpointError where the tier is strict and cannot be used.

@@ -32,7 +32,7 @@ from ..steps.background import BackgroundWorker
 from ..steps.claims import writer_of
 from ..steps.holds import letting_go
 from ..steps.index import StepIndex, StepInfo
-from ..steps.lineage import Lineage, NoLineage, StepOrder
+from ..steps.lineage import Lineage, StepOrder
 from ..steps.opening import OpenRoot
 from ..storage.base import Storage
 from ..storage.local import fenced
@@ -217,7 +217,7 @@ class RootState:
     order: StepOrder
     statistics: Statistics
     worker: BackgroundWorker
-    lineage: Lineage | NoLineage
+    lineage: Lineage | None  # that of the writing primary: nobody else begins branches
     misses: Misses
     report: Callable[[], None] = lambda: None
     leave: Callable[[BranchStart, int], None] | None = None
@@ -242,6 +242,7 @@ class _StepWork(SnapshotWork):
 
     def _current_branch(self) -> BranchStart | None:
         save = self._save
+        assert self._state.lineage is not None
         branch = self._state.lineage.current(save.key, save.place, save.end_s)
         return None if branch is None else branch.start
 

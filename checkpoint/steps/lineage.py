@@ -337,17 +337,3 @@ def _prune(storage: Storage, known: Sequence[Branch]) -> None:
             storage.root,
             error,
         )
-
-
-class NoLineage:
-    """Stands for the lineage where no branches begin: only the writing primary begins them."""
-
-    def restored(self) -> None:
-        """Takes no note."""
-
-    def deleting_newest(self, step: int, end_s: float = math.inf) -> None:
-        """Begins nothing: the primary does."""
-
-    def current(self, key: SaveKey, place: Position, end_s: float = math.inf) -> Branch | None:
-        """Raises AssertionError: what this process saves has no branch that it could know."""
-        raise AssertionError("only the writing primary knows the branch of a save")
