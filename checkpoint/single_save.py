@@ -31,7 +31,7 @@ from .steps.object_claims import open_claims
 from .steps.opening import OpenRoot, give_up_claim, open_root
 from .steps.refusals import refuse_without_joining
 from .storage.base import Storage
-from .storage.path import StorePath, open_storage, split
+from .storage.path import StorePath, beside, open_storage, split
 from .tools.conversion import Conversion, trees_of
 from .tools.convert import write_orbax
 
@@ -173,7 +173,7 @@ def save_as_orbax(path: str, order: SaveOrder, group: Group | None, timeout_s: f
     """
     members = given_or_default(group)
     if members.count > 1:
-        _save_together(StorePath.of(path), order, members, timeout_s)
+        _save_together(path, order, members, timeout_s)
         return
     from .layouts.orbax.write import save_orbax  # imports tensorstore
 
@@ -202,18 +202,20 @@ def _json_items(order: SaveOrder) -> dict[str, Any]:
     }
 
 
-def _save_together(folder: StorePath, order: SaveOrder, group: Group, timeout_s: float) -> None:
+def _save_together(path: str, order: SaveOrder, group: Group, timeout_s: float) -> None:
     from .layouts.orbax.write import OrbaxWriter
 
+    folder = StorePath.of(path)
     name = f"orbax/{hashlib.sha256(os.fsencode(str(folder))).hexdigest()[:16]}"
     raise_of_any(group, f"{name}/fits", _misfit(order), timeout_s)
     made: list[OrbaxWriter] = []
 
     def begin() -> str:
         made.append(OrbaxWriter(folder))
-        return str(made[0].aside)
+        return made[0].aside.name
 
-    aside = ask_primary(group, f"{name}/aside", begin, timeout_s)
+    # The URL says of which server the store is: a name below its parent says nothing of that.
+    aside = beside(path, ask_primary(group, f"{name}/aside", begin, timeout_s))
     try:
         # The name is this save's own: nobody else writes there.
         options = Options(save_timeout_s=timeout_s, single_writer=True)

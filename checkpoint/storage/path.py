@@ -122,6 +122,15 @@ def split(path: str | os.PathLike[str]) -> tuple[str, str]:
     return f"{parent}{mark}{query}", name
 
 
+def beside(path: str | os.PathLike[str], name: str) -> str:
+    """Returns the path or URL of what is called so in the parent folder of another."""
+    parent, _ = split(path)
+    if "://" not in parent:
+        return os.path.join(parent, name)
+    url, mark, query = parent.partition("?")
+    return f"{url}/{name}{mark}{query}"
+
+
 def open_storage(
     path: str | os.PathLike[str],
     *,

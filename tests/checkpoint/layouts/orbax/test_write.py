@@ -26,7 +26,7 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 from tests.support.checkpointing import at_once, groups
 from tests.support.ctrl_c import is_interrupted
-from tests.support.object_servers import TensorStoreMemory
+from tests.support.object_servers import BUCKET, TensorStoreMemory, small_s3_server
 from tests.support.orbax import assert_same, assert_same_leaf, rich_tree
 from tests.support.paths import ROOT, program
 
@@ -230,6 +230,15 @@ def test_what_two_processes_save_the_real_orbax_restores(store: str, tmp_path: P
     assert not [entry for entry in storage.list(name, recursive=True) if ".saved" in entry.name]
     if store == "folder":
         assert_same(ocp1.load(path, tree), tree)
+
+
+def test_two_processes_save_to_the_server_that_the_url_names(tmp_path: Path) -> None:
+    """What lies aside goes there too, and not to the one that such a bucket is on by itself."""
+    with small_s3_server(tmp_path) as query, groups(2) as both:
+        path = f"s3://{BUCKET}/5{query}"
+        tree = {"w": np.arange(4)}
+        at_once([lambda g=g: save(path, tree, layout="orbax", group=g) for g in both])
+        assert load(path)["w"].tolist() == [0, 1, 2, 3]
 
 
 def test_what_is_behind_a_link_stays(tmp_path: Path) -> None:
