@@ -238,7 +238,7 @@ class SlurmEngine(ReplacingEngine):
         self._hand_over(action)
 
     def _replace(self, action: Replace) -> None:
-        for process in sorted(self._staying & action.processes):
+        for process in sorted(self._staying & action.processes - self._gone.keys()):
             self._say_late(action.attempt, process, "")
         self._begin_lives(action.processes)
         self._kill(action.processes)
@@ -258,6 +258,12 @@ class SlurmEngine(ReplacingEngine):
         self._queue.put(partial(self._start_later, attempt))
 
     def _start_ordered(self) -> None:
+        # Those of a node that is DOWN may live on, but srun has let go of them: no order tells
+        # their relay of the attempt.
+        for process in self._staying:
+            if self._states.get(self._nodes[process], "").startswith("down"):
+                for step in self._steps.copy():
+                    self._note_end(step, process, -9, "Slurm has lost its node")
         processes = sorted(self._to_start)
         for node in sorted({self._nodes[process] for process in processes}):
             self._leave_if_lost(node)
@@ -334,7 +340,7 @@ class SlurmEngine(ReplacingEngine):
 
     def _start_elsewhere(self, step: _Step) -> list[Event]:
         if step.attempt == self._attempt:
-            self._states[step.node] = "down"
+            self._states[step.node] = "*"
             self._to_start |= step.running
         return self._start_later(step.attempt)
 

@@ -55,6 +55,14 @@ def _of(pid: int, name: str) -> bytes:
     return b""
 
 
+def node_of(pid: int) -> str:
+    """Returns the node that a process of a step runs on."""
+    prefix = b"SLURMD_NODENAME="
+    here = [each for each in _of(pid, "environ").split(b"\0") if each.startswith(prefix)]
+    assert here, f"process {pid} is of no step"
+    return here[0].removeprefix(prefix).decode()
+
+
 class SlurmCluster:
     """Runs munged, slurmctld and so many slurmd (n1, n2, ...: two processors each), with a
     partition `low` that `high` preempts by requeue.
@@ -164,11 +172,31 @@ PartitionName=high {among} PriorityTier=10 PreemptMode=OFF MaxTime=60 State=UP
             "idle nodes",
         )
 
-    def kill_node(self, name: str) -> None:
-        """Kills the slurmd of a node, the daemons of steps there, and what these have started."""
+    def become_whole(self) -> None:
+        """Ends all jobs, and has the nodes back that were lost."""
+        self.run("scancel", "--user=root")
+        for name in self.nodes:
+            self.start_node(name)
+        self.wait_for_nodes()
+
+    def wait_for_state(self, name: str, state: str) -> None:
+        """Waits until Slurm says that of a node."""
+        show = ("sinfo", "--noheader", f"--nodes={name}", "--partition=low", "--format=%T")
+        self.wait_until(lambda: self.run(*show).startswith(state), f"node {name} that is {state}")
+
+    def has_daemon(self, name: str) -> bool:
+        """Returns whether the slurmd of a node runs."""
+        return self._daemons[name].poll() is None
+
+    def kill_daemon(self, name: str) -> None:
+        """Kills the slurmd of a node: what it has started lives on."""
         daemon = self._daemons[name]
         daemon.kill()
         daemon.wait()
+
+    def kill_node(self, name: str) -> None:
+        """Kills the slurmd of a node, the daemons of steps there, and what these have started."""
+        self.kill_daemon(name)
         marks = {
             f"SLURM_CONF={self.folder}/slurm.conf".encode(),
             f"SLURMD_NODENAME={name}".encode(),

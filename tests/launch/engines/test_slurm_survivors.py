@@ -5,7 +5,9 @@ is replaced on its node, or on a spare where that is lost too, and the others st
 from __future__ import annotations
 
 import functools
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -141,10 +143,7 @@ def test_who_does_not_come_is_ended_by_its_task(
 def whole(slurm: SlurmCluster) -> Iterator[SlurmCluster]:
     """The cluster, whose lost nodes come back after the test."""
     yield slurm
-    slurm.run("scancel", "--user=root")
-    for name in slurm.nodes:
-        slurm.start_node(name)
-    slurm.wait_for_nodes()
+    slurm.become_whole()
 
 
 def test_with_its_node_a_process_is_replaced_on_a_spare(
@@ -163,6 +162,29 @@ def test_with_its_node_a_process_is_replaced_on_a_spare(
     assert trial.lives() == [1, 1, 2], trial.output()
     trial.check_steps()
     assert "node n4 stands for n3" in trial.output()
+
+
+def test_whose_node_slurm_gives_up_is_replaced_with_the_next(
+    whole: SlurmCluster, tmp_path: Path
+) -> None:
+    """SIGKILL of slurmd alone leaves its task alive: nobody is replaced. But once the node is DOWN,
+    srun passes nothing on to it. So it is replaced when another process is, and not waited for.
+    """
+    trial = Trial(whole, tmp_path / "job")
+    trial.submit(4000)
+    trial.wait_for_step(50)
+    whole.kill_daemon("n3")
+    whole.wait_for_state("n3", "down")
+    assert trial.lives() == [1, 1, 1], trial.output()
+    os.kill(trial.latest(1)["pid"], signal.SIGKILL)
+    whole.wait_until(lambda: trial.latest(2)["attempt"] == 2, "attempt 2", timeout_s=100)
+    told = trial.folder / "told"
+    told.write_text("0")
+    told.rename(trial.folder / "last")
+    trial.wait()
+    assert trial.lives() == [1, 2, 2], trial.output()
+    assert "did not come" not in trial.output()
+    trial.check_steps()
 
 
 def test_without_a_spare_the_job_is_requeued(
