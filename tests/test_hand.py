@@ -40,7 +40,7 @@ MOST_TOKENS = {
     "coordination": 72.3,
     "multihost": 47.6,
     "checkpoint": 196.4,
-    "launch": 50.0,
+    "launch": 50.1,
     "compat": 35.5,
     "web": 8.8,
     "cli": 20.5,

@@ -57,7 +57,7 @@ class Job(Restartable):
         """Returns what it has printed so far."""
         raise NotImplementedError
 
-    def pids(self) -> list[int]:
+    def latest_pids(self) -> list[int]:
         """Returns the process of each number that has begun last."""
         latest = {note["process"]: note["pid"] for note in self.notes("begins")}
         return [latest[process] for process in range(COUNT)]
@@ -83,7 +83,7 @@ class Job(Restartable):
             assert self.ended() is None, self.ended()
             if self.attempt() < attempt:
                 return False
-            pids = self.pids()
+            pids = self.latest_pids()
             return all(pids[process] != pid for process, pid in lost.items())
 
         wait_until(is_there, COMES_BACK_S)
@@ -111,7 +111,7 @@ class Job(Restartable):
 
     def forsake(self) -> None:
         """Has it end, as one that nobody waits for."""
-        end(self.pids())
+        end(self.latest_pids())
         (self.folder / "last").write_text("0")
 
     def saved_results(self) -> dict[int, set[float]]:
@@ -139,7 +139,7 @@ class Kill:
 
     def __init__(self, job: Job, drawn: random.Random) -> None:
         self.job = job
-        self.pids = job.pids()
+        self.pids = job.latest_pids()
         self.nodes = [self.node_of(pid) for pid in self.pids]
         self.process = drawn.randrange(COUNT)
         self.other = drawn.choice([each for each in range(COUNT) if each != self.process])
@@ -248,7 +248,7 @@ class Campaign:
         self.mend()
         job.wait_for_more(SAVED_EVERY * self._drawn.randint(1, 6))
         attempt = job.attempt()
-        before = job.pids()
+        before = job.latest_pids()
         kill = self.kill(job, self._drawn)
         killed_s = time.monotonic()
         lost = kind(kill)
@@ -262,7 +262,7 @@ class Campaign:
         else:
             job.wait_for_more(STAYING_STEPS)
         self.counts[kind.__name__] += 1
-        after = job.pids()
+        after = job.latest_pids()
         new = {process for process in range(COUNT) if before[process] != after[process]}
         print(
             f"{kind.__name__} of {sorted(lost)}: new {sorted(new)}, attempts {attempt} to"
