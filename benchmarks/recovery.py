@@ -1,8 +1,8 @@
 """Measures what a death costs: from the SIGKILL of a process to the first new step, in parts.
 
     python benchmarks/recovery.py [--launchers run ray jax-trainer] [--rounds 1] [--processes 4]
-        [--kills 5] [--between 2 10] [--state-gb 0] [--save-every 20] [--local-every 5] [--seed 0]
-        [--memory /dev/shm] [--json FILE] [--write] [-- OPTIONS]
+        [--kills 5] [--kill process] [--between 2 10] [--state-gb 0] [--save-every 20]
+        [--local-every 5] [--seed 0] [--memory /dev/shm] [--json FILE] [--write] [-- OPTIONS]
 
 The trainer is that of examples/train_digits.py, its state made larger by --state-gb. It waits for
 nothing: its steps run ahead of the devices. This process kills one of its processes from outside,
@@ -16,10 +16,15 @@ launchers take turns, --rounds times --kills kills each:
     local-host   the same, and the process that was killed comes back on an empty host
     stay         `holdfast run`, and the processes that did not die stay (run_restartable)
     stay-local   the same with a local tier
-    ray          `holdfast ray` on a Ray cluster of this machine
+    ray          `holdfast ray` on two nodes of a Ray cluster of this machine
     ray-stay     the same, and the processes that did not die stay
-    jax-trainer  Ray Train's JaxTrainer on such a cluster, which calls jax.distributed.initialize
-                 itself, and Orbax's manager
+    slurm        `holdfast slurm` on two nodes of a Slurm cluster of this machine
+    slurm-stay   the same, and the processes that did not die stay
+    jax-trainer  Ray Train's JaxTrainer on such a Ray cluster, which calls
+                 jax.distributed.initialize itself, and Orbax's manager
+
+With `--kill node` all of the process's node dies with it, its daemons too, where the launcher has
+nodes; another node is there to take its place.
 
 All times are CLOCK_MONOTONIC, of the process that saw it. Each part ends when the last process is
 so far:
@@ -62,12 +67,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("known", "ended", "started", "joined", "restored", "compiled", "redone", "new")
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
+HOLDFAST = str(Path(sys.executable).parent / "holdfast")
 LAUNCHERS = {"run": "holdfast run", "local": "with a local tier", "local-host": "and its host lost"}
 LAUNCHERS |= {"stay": "survivors stay", "stay-local": "they stay, with a local tier"}
 LAUNCHERS |= {"ray": "holdfast ray", "ray-stay": "holdfast ray, survivors stay"}
+LAUNCHERS |= {"slurm": "holdfast slurm", "slurm-stay": "holdfast slurm, survivors stay"}
 LAUNCHERS |= {"jax-trainer": "JaxTrainer and Orbax"}
+NODES = 2  # that the processes of a job share, where its launcher has nodes
 _LOOK_S = 0.005
 _DIED = re.compile(r"process \d+ .*ended by signal 9")
 
@@ -300,8 +309,10 @@ class Watch:
         pipe: Path,
         arguments: argparse.Namespace,
         drawn: random.Random,
+        kill: Callable[[int], None],
     ) -> None:
         assert launcher.stdout is not None
+        self._kill_process = kill
         self._launcher = launcher
         self._arguments = arguments
         self._drawn = drawn
@@ -351,7 +362,7 @@ class Watch:
         self._done.clear()
         self._kill_at = None
         self._kills += 1
-        os.kill(self._joined[who], signal.SIGKILL)
+        self._kill_process(self._joined[who])
         attempt = max(each["attempt"] for each in self.marks)
         self._note("killed", attempt, self._joined[who], step=self._best, process=who)
         return who
@@ -458,26 +469,85 @@ def _first_steps(marks: list[dict[str, Any]], earliest: int) -> list[dict[str, A
     return list(found.values())
 
 
-@contextlib.contextmanager
-def ray_cluster(num_cpus: int) -> Iterator[str]:
-    """Runs a Ray cluster of one node; yields its address."""
-    from ray.cluster_utils import Cluster
+def kill_process(pid: int) -> None:
+    """Kills a process alone."""
+    os.kill(pid, signal.SIGKILL)
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": num_cpus})
-    try:
-        yield cluster.address
-    finally:
-        cluster.shutdown()
+
+class RayNodes:
+    """Nodes of a Ray cluster, and one more than the job needs where they are to be lost."""
+
+    def __init__(self, processes: int, kills: int) -> None:
+        from tests.support.ray_fleet import Fleet
+
+        self._processes = processes
+        self._count = NODES + bool(kills)
+        self._fleet = Fleet(__name__, room=-(-processes // NODES))
+        self._mend()
+        self.environment = {"RAY_ADDRESS": self._fleet.address}
+
+    def _mend(self) -> None:
+        self._fleet.become([{}] * self._count)
+
+    def command(self, options: list[str], worker: list[str]) -> list[str]:
+        """Returns what runs a job there."""
+        options = [*options, "-n", str(self._processes), "--address", self._fleet.address]
+        return [HOLDFAST, "ray", *options, "--", *worker]
+
+    def kill_node(self, pid: int) -> None:
+        """Kills all processes of a process's node, once the one that was lost before is there."""
+        from tests.support.processes import descendants
+
+        self._mend()
+        for each in descendants(self._fleet.raylet(self._fleet.node_of(pid))):
+            with contextlib.suppress(ProcessLookupError):
+                kill_process(each)
+
+    def close(self) -> None:
+        """Ends the cluster."""
+        self._fleet.close()
+
+
+class SlurmNodes:
+    """Nodes of a Slurm cluster, and one more for each that is to be lost."""
+
+    def __init__(self, processes: int, kills: int) -> None:
+        from tests.support.slurm import SlurmCluster
+
+        self._spares = kills
+        self._per_node = -(-processes // NODES)
+        self._cluster = SlurmCluster(NODES + kills)
+        self._cluster.__enter__()
+        self.environment = self._cluster.env
+
+    def command(self, options: list[str], worker: list[str]) -> list[str]:
+        """Returns what runs a job there: its launcher is on none of the nodes."""
+        allocation = ["salloc", "--quiet", f"--nodes={NODES + self._spares}", "--no-kill"]
+        allocation += [f"--ntasks-per-node={self._per_node}"]
+        options = [*options, "--spares", str(self._spares), "--coordinator-host", "127.0.0.1"]
+        return [*allocation, HOLDFAST, "slurm", *options, "--", *worker]
+
+    def kill_node(self, pid: int) -> None:
+        """Kills all processes of a process's node."""
+        from tests.support.slurm import node_of
+
+        self._cluster.kill_node(node_of(pid))
+
+    def close(self) -> None:
+        """Ends the cluster."""
+        self._cluster.__exit__(None, None, None)
+
+
+NODES_OF: dict[str, type[RayNodes] | type[SlurmNodes]] = {"ray": RayNodes, "slurm": SlurmNodes}
+NODES_OF |= {"jax-trainer": RayNodes}
 
 
 def measure(
     launcher: str, arguments: argparse.Namespace, drawn: random.Random
 ) -> list[dict[str, float]]:
     """Runs the job under one launcher and returns its recoveries; `drawn` says who dies when."""
-    command_name = "ray" if launcher.startswith("ray") else "run"
     stays = "stay" in launcher
-    holdfast = [str(Path(sys.executable).parent / "holdfast"), command_name]
-    holdfast += ["-n", str(arguments.processes), "--max-restarts", str(2 * arguments.kills)]
+    options = ["--max-restarts", str(2 * arguments.kills)]
     with (
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryDirectory(dir=arguments.memory) as memory,
@@ -501,28 +571,24 @@ def measure(
             worker.append("--stays")
         if "local" in launcher:
             worker += ["--memory", memory, "--tier"]
-        if "ray" not in launcher and launcher != "jax-trainer":
-            command = [
-                *holdfast,
-                "--log-dir",
-                f"{folder}/logs",
-                *arguments.options,
-                "--",
-                *worker,
-                "--role",
-                "worker",
-            ]
-        else:
-            address = stack.enter_context(ray_cluster(arguments.processes))
-            environment["RAY_ADDRESS"] = address
-            command = [*holdfast, "--address", address, "--", *worker, "--role", "worker"]
-            if launcher == "jax-trainer":
-                command = [*worker, "--role", "jax-trainer"]
+        role = [*worker, "--role", "worker"]
+        here = ["-n", str(arguments.processes), "--log-dir", f"{folder}/logs"]
+        command = [HOLDFAST, "run", *options, *here, *arguments.options, "--", *role]
+        kill = kill_process
+        if on_nodes := NODES_OF.get(launcher.removesuffix("-stay")):
+            loses = arguments.kill == "node"
+            nodes = on_nodes(arguments.processes, arguments.kills if loses else 0)
+            stack.callback(nodes.close)
+            environment |= nodes.environment
+            command = nodes.command(options, role)
+            kill = nodes.kill_node if loses else kill_process
+        if launcher == "jax-trainer":
+            command = [*worker, "--role", "jax-trainer"]
         began_s = time.monotonic()
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
         )
-        watch = Watch(process, pipe, arguments, drawn)
+        watch = Watch(process, pipe, arguments, drawn, kill)
 
         def on_kill(who: int) -> None:
             if launcher == "local-host":
@@ -614,6 +680,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="draw recovery.svg")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--kill", choices=["process", "node"], default="process")
     parser.add_argument("--state-gb", type=float, default=0.0)
     parser.add_argument(
         "--between", type=float, nargs=2, default=(2.0, 10.0), metavar=("LEAST", "MOST")
@@ -646,6 +713,7 @@ def main() -> None:
     if arguments.role == "jax-trainer":
         drive_jax_trainer(arguments)
         return
+    sys.path.insert(0, str(ROOT))
     before = os.getloadavg()[0]
     results: dict[str, list[dict[str, float]]] = {name: [] for name in arguments.launchers}
     for turn in range(arguments.rounds):

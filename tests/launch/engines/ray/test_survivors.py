@@ -22,6 +22,7 @@ from holdfast.launch.supervisor.engine import JobResult
 from tests.support.cluster import CollectedOutput
 from tests.support.libraries import need
 from tests.support.paths import program
+from tests.support.processes import descendants
 from tests.support.ray_fleet import Fleet
 from tests.support.restartable_jobs import Death, Restartable
 
@@ -33,6 +34,7 @@ ENV = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_co
 POLICY = RestartPolicy(max_failures=3, max_preemptions=3, backoff_s=0.1, startup_timeout_s=60)
 LONG = 600
 """Steps of a job in which somebody else kills."""
+DEATHS_IN_A_ROW = int(os.environ.get("RAY_DEATHS", "12"))
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +63,12 @@ class Trial(Restartable):
         assert result.outcome == "done", (self.output.text, result.job.reasons)
         return result.job
 
-    def run_with(self, script: Callable[[], None], **changes: Any) -> JobResult:
+    def run_with(self, script: Callable[[], None], steps: int = LONG, **changes: Any) -> JobResult:
         """Runs a job on a thread beside, while `script` kills (Ray adds nodes in the main thread
         only).
         """
         results: list[JobResult] = []
-        thread = threading.Thread(target=lambda: results.append(self.run(LONG, **changes)))
+        thread = threading.Thread(target=lambda: results.append(self.run(steps, **changes)))
         thread.start()
         try:
             script()
@@ -74,14 +76,14 @@ class Trial(Restartable):
             thread.join()
         return results[0]
 
-    def wait_for_step(self, step: int) -> None:
+    def wait_for_step(self, step: int, within_s: float = 120) -> None:
         """Waits until a step is saved."""
 
         def is_saved() -> bool:
             log = self.folder / "log"
             return log.exists() and any(note["step"] >= step for note in self.notes("saved"))
 
-        Fleet.wait_until(is_saved)
+        Fleet.wait_until(is_saved, within_s)
 
     def pid(self, process: int) -> int:
         """Returns the process of a number that was started last."""
@@ -216,3 +218,46 @@ def test_with_its_node_a_process_is_replaced_on_another(
     expected[process] = 2
     assert trial.lives() == expected, (result.reasons, trial.output.text)
     trial.check_steps()
+
+
+def relays_below(raylet: int) -> dict[int, int]:
+    """Returns the relays that run on a node, and how many descriptors each has."""
+    found = {}
+    for pid in descendants(raylet):
+        if b"holdfast.coordination\0relay" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            found[pid] = len(os.listdir(f"/proc/{pid}/fd"))
+    return found
+
+
+@pytest.mark.timeout(2400)
+def test_what_outlives_many_attempts_is_bounded(fleet: Fleet, tmp_path: Path) -> None:
+    """The same processes, relays and actors, through deaths of process 0: descriptors, sockets
+    among them, threads, memory. A node has one relay.
+    """
+    trial = Trial(tmp_path / "job")
+    last = 10 * DEATHS_IN_A_ROW
+    trial.order(*([Death(0, "step", each)] for each in range(10, last + 1, 10)))
+    relays: list[dict[int, int]] = []
+
+    def look() -> None:
+        for step in (last // 2, last + 20):
+            trial.wait_for_step(step, within_s=2000)
+            nodes = {id(node): node for node in map(fleet.node_of, map(trial.pid, range(3)))}
+            found = [relays_below(fleet.raylet(node)) for node in nodes.values()]
+            assert [len(each) for each in found] == [1, 1, 1], found
+            relays.append({pid: count for each in found for pid, count in each.items()})
+
+    result = trial.run_with(look, steps=last + 100)
+    assert trial.lives() == [DEATHS_IN_A_ROW + 1, 1, 1], (result.reasons, trial.output.text)
+    before, after = relays
+    assert before.keys() == after.keys()
+    assert all(after[pid] <= before[pid] + 2 for pid in after), relays
+    for process in (1, 2):
+        usages = [note for note in trial.notes("train") if note["process"] == process]
+        assert len(usages) == DEATHS_IN_A_ROW + 1
+        half = len(usages) // 2
+        for kind, more in (("files", 2), ("sockets", 2), ("threads", 2), ("memory", 16 << 20)):
+            early = max(each[kind] for each in usages[1 : half + 1])
+            late = min(each[kind] for each in usages[-half:])
+            assert late <= early + more, (kind, usages)
+    print([usages[number] for number in (0, len(usages) // 2, -1)], relays)
