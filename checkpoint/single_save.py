@@ -29,7 +29,7 @@ from .saving.save import SnapshotWork
 from .saving.stager import OneSave, SaveOrder, SaveStager
 from .steps.object_claims import open_claims
 from .steps.opening import OpenRoot, give_up_claim, open_root
-from .steps.refusals import refuse_without_joining
+from .steps.refusals import refuse_root_of_steps, refuse_without_joining
 from .storage.base import Storage
 from .storage.path import StorePath, beside, open_storage, split
 from .tools.conversion import Conversion, trees_of
@@ -85,8 +85,10 @@ class SingleSave:
         save = OneSave(root=root, key=SaveKey(root.writer.id, 0, step), overwrite=order.overwrite)
         try:
             check_named_step(order.step, root.where)
-            if root.group.index == 0 and not order.overwrite:
-                _refuse_existing(root.storage)
+            if root.group.index == 0:
+                refuse_root_of_steps(root.storage)
+                if not order.overwrite:
+                    _refuse_existing(root.storage)
             SaveStager(root).stage(save, order)
         except BaseException as error:
             if isinstance(error, Exception) and root.group.count > 1:

@@ -99,16 +99,14 @@ def _tell(record: Callable[..., None], name: str, *values: float) -> None:
 
 
 def _start_span(name: str, trace: str, began_s: float, attributes: dict[str, str | int]) -> Any:
-    api = _open_telemetry()
-    if api is None:
+    tracer = _tracer()
+    if tracer is None:
         return None
     named = {f"holdfast.{key}": value for key, value in attributes.items()}
     context = _common_parent(trace) if trace else None
     dotted = f"holdfast.{name.replace('/', '.')}"
     started_ns = time.time_ns() - int((time.monotonic() - began_s) * 1e9)
-    return api.get_tracer("holdfast").start_span(
-        dotted, context=context, attributes=named, start_time=started_ns
-    )
+    return tracer.start_span(dotted, context=context, attributes=named, start_time=started_ns)
 
 
 def _common_parent(trace: str) -> Any:
@@ -122,6 +120,16 @@ def _common_parent(trace: str) -> Any:
         trace_flags=api.TraceFlags(api.TraceFlags.SAMPLED),
     )
     return api.set_span_in_context(api.NonRecordingSpan(parent))
+
+
+@functools.cache
+def _tracer() -> Any:
+    """Returns what makes spans, also for a provider that is set later; None without OpenTelemetry.
+
+    To ask for it takes as long as a span.
+    """
+    api = _open_telemetry()
+    return None if api is None else api.get_tracer("holdfast")
 
 
 @functools.cache

@@ -39,7 +39,7 @@ MOST: dict[str, dict[str, int]] = {
 MOST_TOKENS = {
     "coordination": 72.3,
     "multihost": 47.6,
-    "checkpoint": 196.4,
+    "checkpoint": 196.5,
     "launch": 50.1,
     "compat": 35.5,
     "web": 8.8,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from holdfast.multihost.group.runtime import unjoined_spec
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, StepExists
 from ..format.record import read_record
 from ..format.step_folders import has_record, list_steps
 from ..storage.base import Storage
@@ -61,6 +61,19 @@ def refuse_step_folder(storage: Storage) -> None:
         where,
         where,
     )
+
+
+def refuse_root_of_steps(storage: Storage) -> None:
+    """Raises StepExists where a checkpoint by itself would come into a root of steps: `load` would
+    take it for all of them.
+    """
+    if not has_record(storage, "") and (steps := list_steps(storage)):
+        raise StepExists(
+            f"{storage.root} is a root of steps, the latest {steps[-1]}: a checkpoint there by"
+            " itself would hide them from load(). Choose a folder of its own, which may be in that"
+            " one, or save it as a step: CheckpointManager(...).save(step, tree)",
+            path=storage.root,
+        )
 
 
 def _is_root(folder: str, of: str) -> bool:

@@ -29,6 +29,7 @@ from ..steps.claims import FOLDER, Claims, this_writer, writer_of
 from ..steps.garbage import fence_others
 from ..steps.left_behind import read_marks
 from ..steps.opening import open_root
+from ..steps.refusals import refuse_root_of_steps
 from ..storage.base import Entry, NameTaken, Part, Storage
 from ..storage.path import StorePath
 from ..storage.threads import run_side_by_side
@@ -99,6 +100,8 @@ def _copy(
             f" ({layout.name}); choose another place",
             path=str(target),
         )
+    if not target.name:
+        refuse_root_of_steps(target.storage)
     if layout.name == "holdfast":
         _copy_ours(source, target, claims, done, progress)
         return

@@ -99,7 +99,7 @@ def test_a_listener_that_raises_ends_nothing(caplog: pytest.LogCaptureFixture) -
 def test_without_its_api_there_are_no_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.multihost import instruments
 
-    monkeypatch.setattr(instruments, "_open_telemetry", lambda: None)
+    monkeypatch.setattr(instruments, "_tracer", lambda: None)
     with Phase("save", trace="5f2a"):
         pass
     assert "/holdfast/save/success" in _HEARD

@@ -21,6 +21,7 @@ from holdfast.checkpoint import (
     CheckpointError,
     CheckpointManager,
     Options,
+    StepExists,
     StepNotFound,
     load,
     save,
@@ -200,6 +201,19 @@ def test_a_steps_folder_is_no_root(read_only: bool, tmp_path: Path) -> None:
     record.write_bytes(record.read_bytes()[:-9])
     with pytest.raises(CheckpointError, match="is the folder of step step_0007, and no root"):
         CheckpointManager(record.parent)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_root_of_steps_takes_no_checkpoint_by_itself(overwrite: bool, tmp_path: Path) -> None:
+    """It would hide the steps from `load`; a folder in the root does not."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(3, TREE)
+    with pytest.raises(StepExists, match=r"is a root of steps, the latest 3: .* hide them"):
+        save(tmp_path, TREE, overwrite=overwrite)
+    assert not (tmp_path / "checkpoint.json").exists()
+    save(tmp_path / "export", TREE)
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.all_steps() == [3]
 
 
 def test_a_checkpoint_by_itself_may_be_a_root(

@@ -8,7 +8,14 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from holdfast.checkpoint import CheckpointError, Corrupt, StepExists, load, save
+from holdfast.checkpoint import (
+    CheckpointError,
+    CheckpointManager,
+    Corrupt,
+    StepExists,
+    load,
+    save,
+)
 from holdfast.checkpoint.layouts.detect import open_checkpoint
 from holdfast.checkpoint.steps.claims import this_writer
 from holdfast.checkpoint.steps.object_claims import open_claims
@@ -41,6 +48,19 @@ def test_a_damaged_source_never_becomes_a_step(tmp_path: Path) -> None:
     Path(caught.value.file).unlink()
     copy_checkpoint(StorePath(LocalStorage(tmp_path / "a")), StorePath(target), claims)
     assert load(tmp_path / "b")["w"].sum() == 64 * 64
+
+
+def test_a_root_of_steps_takes_no_copy_by_itself(tmp_path: Path) -> None:
+    """It would hide the steps from `load`; nothing is written."""
+    save(tmp_path / "a", {"n": 5})
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(3, {"n": 3})
+    target = open_storage(tmp_path / "run")
+    with pytest.raises(StepExists, match="is a root of steps, the latest 3"):
+        copy_checkpoint(
+            StorePath(open_storage(tmp_path / "a")), StorePath(target), open_claims(target)
+        )
+    assert load(tmp_path / "run")["n"] == 3
 
 
 def test_no_step_gets_the_name_of_another(tmp_path: Path) -> None:
