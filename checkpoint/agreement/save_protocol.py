@@ -446,7 +446,7 @@ def check_save_reports(
     """
     # First of all: a report of another save says nothing about this one.
     for report in reports:
-        if report.key != key:
+        if not fits(report.key, key):
             raise _out_of_step(report, key)
     shares = [report for report in reports if report.process in writers]
     failed = first_failed(shares, is_consequence)
@@ -517,7 +517,7 @@ def follow(
     sent = yield Gather(report)
     heard = yield Hear()
     # A message may be left over from a save that was given up: its key tells it apart.
-    if isinstance(heard, Heard) and heard.result.key == key:
+    if isinstance(heard, Heard) and fits(heard.result.key, key):
         return heard.result
     why = next(
         (event.error for event in (sent, heard) if isinstance(event, Failed)),
@@ -579,6 +579,11 @@ def local_saves_to_delete(
 
 
 # --- what all do
+
+
+def fits(found: SaveKey, key: SaveKey) -> bool:
+    """Says whether a message is of this save."""
+    return found == key
 
 
 def is_ours(found: Found, key: SaveKey) -> TypeGuard[RecordFound]:
