@@ -226,6 +226,20 @@ def test_a_root_on_a_full_disk_opens(
         at_once([manager.close for manager in managers])
 
 
+def test_a_group_deletes_its_newest_step(tmp_path: Path) -> None:
+    """The primary begins a branch below it; the others have none to begin."""
+    with groups(2) as both:
+        managers = at_once(
+            [lambda group=group: CheckpointManager(tmp_path, group=group) for group in both]
+        )
+        for step in (1, 2):
+            at_once([lambda m=m, step=step: m.save(step, {"w": np.ones(3)}) for m in managers])
+            at_once([m.wait_until_finished for m in managers])
+        at_once([lambda m=m: m.delete(2) for m in managers])
+        assert [m.all_steps() for m in managers] == [[1]] * 2
+        at_once([m.close for m in managers])
+
+
 def test_what_a_dead_writer_left_makes_room(
     disk: tuple[Path, Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
