@@ -86,7 +86,7 @@ class SingleSave:
         try:
             check_named_step(order.step, root.where)
             if root.group.index == 0:
-                refuse_root_of_steps(root.storage)
+                refuse_root_of_steps(root.storage, root.listing.steps)
                 if not order.overwrite:
                     _refuse_existing(root.storage)
             SaveStager(root).stage(save, order)

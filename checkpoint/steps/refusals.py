@@ -63,11 +63,11 @@ def refuse_step_folder(storage: Storage) -> None:
     )
 
 
-def refuse_root_of_steps(storage: Storage) -> None:
-    """Raises StepExists where a checkpoint by itself would come into a root of steps: `load` would
-    take it for all of them.
+def refuse_root_of_steps(storage: Storage, steps: Sequence[int]) -> None:
+    """Raises StepExists where a checkpoint by itself would come into a root that has steps: `load`
+    would take it for all of them.
     """
-    if not has_record(storage, "") and (steps := list_steps(storage)):
+    if steps and not has_record(storage, ""):
         raise StepExists(
             f"{storage.root} is a root of steps, the latest {steps[-1]}: a checkpoint there by"
             " itself would hide them from load(). Choose a folder of its own, which may be in that"

@@ -101,7 +101,7 @@ def _copy(
             path=str(target),
         )
     if not target.name:
-        refuse_root_of_steps(target.storage)
+        refuse_root_of_steps(target.storage, list_steps(target.storage))
     if layout.name == "holdfast":
         _copy_ours(source, target, claims, done, progress)
         return
