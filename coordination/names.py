@@ -37,6 +37,8 @@ GROWING = "growing"
 """The reason of the notice that process 0 gives for that."""
 DECIDES = "HOLDFAST_DECIDES"
 """Is set for processes whose launcher decides which of them outlive an attempt."""
+LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
+"""Names the GPUs of a process, as jax.distributed.initialize reads it."""
 
 TOKEN_HEADER = "authorization"
 """Holds "Bearer <token>"."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import glob
 from collections.abc import Mapping
 
-from holdfast.coordination.names import DECIDES
+from holdfast.coordination.names import DECIDES, LOCAL_DEVICES
 from holdfast.multihost import ProcessSpec
-
-_DEVICES = "JAX_LOCAL_DEVICE_IDS"  # as jax.distributed.initialize reads it, for GPUs
 
 
 def worker_env(
@@ -29,7 +27,7 @@ def worker_env(
     # Stdout is a pipe, and Python would keep lines back: they come when they are printed.
     env.setdefault("PYTHONUNBUFFERED", "1")
     if devices := own_devices(env, spec.local_rank or 0, share_of):
-        env[_DEVICES] = devices
+        env[LOCAL_DEVICES] = devices
     return env | spec.to_env(), lines
 
 
@@ -37,7 +35,7 @@ def own_devices(environment: Mapping[str, str], local_rank: int, share_of: int) 
     """Returns a process's share of this machine's GPUs, "" where the environment says it already,
     or there is nothing to divide.
     """
-    return "" if _DEVICES in environment else local_devices(environment, local_rank, share_of)
+    return "" if LOCAL_DEVICES in environment else local_devices(environment, local_rank, share_of)
 
 
 def local_devices(environment: Mapping[str, str], local_rank: int, share_of: int) -> str:

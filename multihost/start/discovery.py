@@ -16,6 +16,7 @@ from typing import Any
 from jax._src import clusters
 
 from holdfast.coordination.address import UNIX
+from holdfast.coordination.names import LOCAL_DEVICES
 from holdfast.coordination.process.job_folder import user_folder
 
 from ..ray_train import RayTrainWorker, current_worker
@@ -170,7 +171,7 @@ def _said_by(starter: ClusterEnv) -> dict[str, Any]:
 
 def _own_device(starter: ClusterEnv) -> list[int] | None:
     """Returns the device of a process as jax has it for the launchers that it detects."""
-    if starter.local_rank is None or "JAX_LOCAL_DEVICE_IDS" in os.environ:
+    if starter.local_rank is None or LOCAL_DEVICES in os.environ:
         return None
     return [starter.local_rank]
 

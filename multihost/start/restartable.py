@@ -29,7 +29,7 @@ from holdfast.coordination import (
     StatusClient,
 )
 from holdfast.coordination.address import beside
-from holdfast.coordination.names import DECIDES, GROW_KEY, NEXT_KEY
+from holdfast.coordination.names import DECIDES, GROW_KEY, LOCAL_DEVICES, NEXT_KEY
 from holdfast.proto.session_pb2 import NextAttempt
 
 from ..job import AttemptOver, Job, clear_caches, current_job, forget_job, settle_all
@@ -107,7 +107,7 @@ def _following_spec(spec: ProcessSpec, following: NextAttempt) -> ProcessSpec:
         local_rank = place.local_rank
         local_count = place.local_count
         if place.devices:
-            os.environ["JAX_LOCAL_DEVICE_IDS"] = place.devices
+            os.environ[LOCAL_DEVICES] = place.devices
     return replace(
         spec,
         attempt=following.attempt,
