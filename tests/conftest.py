@@ -5,11 +5,11 @@ them.
 from __future__ import annotations
 
 import faulthandler
-import hashlib
 import os
+import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -68,6 +68,16 @@ def _starts_processes(item: pytest.Item) -> bool:
     return first in ("launch", "model", "system", "test_docs.py", "web")
 
 
+def _spread(items: Iterable[pytest.Item], share: float, seed: str) -> set[pytest.Item]:
+    """Draws a share of tests, one of as many that follow each other by name: those of one function
+    take about the same time, and no draw is to last much longer than another.
+    """
+    drawn = random.Random(seed)
+    by_name = sorted(items, key=lambda item: item.nodeid)
+    each = round(1 / share)
+    return {drawn.choice(by_name[at : at + each]) for at in range(0, len(by_name), each)}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # The longest first: else one worker has it left when the others are done.
     items.sort(key=lambda item: (_limit_of_slow(item), _starts_processes(item)), reverse=True)
@@ -75,16 +85,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seed = config.getoption("--slow-seed")
     if share >= 1:
         return
-    chosen = []
-    dropped = []
-    for item in items:
-        lot = (
-            int.from_bytes(hashlib.sha256(f"{seed}:{item.nodeid}".encode()).digest()[:8], "big")
-            / 2**64
-        )
-        (dropped if item.get_closest_marker("slow") and lot >= share else chosen).append(item)
-    items[:] = chosen
-    config.hook.pytest_deselected(items=dropped)
+    slow = {item for item in items if item.get_closest_marker("slow")}
+    dropped = slow - _spread(slow, share, seed)
+    items[:] = [item for item in items if item not in dropped]
+    config.hook.pytest_deselected(items=list(dropped))
 
 
 @pytest.fixture(autouse=True)
