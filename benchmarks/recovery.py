@@ -2,7 +2,8 @@
 
     python benchmarks/recovery.py [--launchers run ray jax-trainer] [--rounds 1] [--processes 4]
         [--kills 5] [--kill process] [--between 2 10] [--state-gb 0] [--save-every 20]
-        [--local-every 5] [--seed 0] [--memory /dev/shm] [--json FILE] [--write] [-- OPTIONS]
+        [--local-every 5] [--seed 0] [--memory /dev/shm] [--nodes 2] [--json FILE] [--write]
+        [-- OPTIONS]
 
 The trainer is that of examples/train_digits.py, its state made larger by --state-gb. It waits for
 nothing: its steps run ahead of the devices. This process kills one of its processes from outside,
@@ -16,9 +17,9 @@ launchers take turns, --rounds times --kills kills each:
     local-host   the same, and the process that was killed comes back on an empty host
     stay         `holdfast run`, and the processes that did not die stay (run_restartable)
     stay-local   the same with a local tier
-    ray          `holdfast ray` on two nodes of a Ray cluster of this machine
+    ray          `holdfast ray` on --nodes nodes of a Ray cluster of this machine
     ray-stay     the same, and the processes that did not die stay
-    slurm        `holdfast slurm` on two nodes of a Slurm cluster of this machine
+    slurm        `holdfast slurm` on --nodes nodes of a Slurm cluster of this machine
     slurm-stay   the same, and the processes that did not die stay
     jax-trainer  Ray Train's JaxTrainer on such a Ray cluster, which calls
                  jax.distributed.initialize itself, and Orbax's manager
@@ -38,6 +39,9 @@ so far:
     compiled    the first step is done
     redone      the steps are done again that had been done since the save
     new         the first step is done that had not been done before
+
+The goodput is the share of the time, from the first step to the last, that its steps would have
+taken at the pace of most of them: redone ones, and what was between, count for nothing.
 
 --write draws the plot recovery.svg. Run it on a quiet machine: the load is printed with the
 figures.
@@ -76,7 +80,6 @@ LAUNCHERS |= {"stay": "survivors stay", "stay-local": "they stay, with a local t
 LAUNCHERS |= {"ray": "holdfast ray", "ray-stay": "holdfast ray, survivors stay"}
 LAUNCHERS |= {"slurm": "holdfast slurm", "slurm-stay": "holdfast slurm, survivors stay"}
 LAUNCHERS |= {"jax-trainer": "JaxTrainer and Orbax"}
-NODES = 2  # that the processes of a job share, where its launcher has nodes
 _LOOK_S = 0.005
 _DIED = re.compile(r"process \d+ .*ended by signal 9")
 
@@ -460,6 +463,17 @@ def recoveries(
         yield times
 
 
+def goodput(marks: list[dict[str, Any]]) -> float:
+    """Returns the share of the time from the first step to the last that the steps alone take."""
+    done: dict[int, dict[int, float]] = {}
+    for each in marks:
+        if each["name"] == "step":
+            done.setdefault(each["step"], {}).setdefault(each["process"], each["time_s"])
+    times = sorted(max(by_process.values()) for by_process in done.values())
+    pace_s = statistics.median(after - before for before, after in itertools.pairwise(times))
+    return (len(times) - 1) * pace_s / (times[-1] - times[0])
+
+
 def _first_steps(marks: list[dict[str, Any]], earliest: int) -> list[dict[str, Any]]:
     """Returns of each process the mark of the first step that is not before `earliest`."""
     found: dict[int, dict[str, Any]] = {}
@@ -477,12 +491,12 @@ def kill_process(pid: int) -> None:
 class RayNodes:
     """Nodes of a Ray cluster, and one more than the job needs where they are to be lost."""
 
-    def __init__(self, processes: int, kills: int) -> None:
+    def __init__(self, nodes: int, processes: int, kills: int) -> None:
         from tests.support.ray_fleet import Fleet
 
         self._processes = processes
-        self._count = NODES + bool(kills)
-        self._fleet = Fleet(__name__, room=-(-processes // NODES))
+        self._count = nodes + bool(kills)
+        self._fleet = Fleet(__name__, room=-(-processes // nodes))
         self._mend()
         self.environment = {"RAY_ADDRESS": self._fleet.address}
 
@@ -511,18 +525,19 @@ class RayNodes:
 class SlurmNodes:
     """Nodes of a Slurm cluster, and one more for each that is to be lost."""
 
-    def __init__(self, processes: int, kills: int) -> None:
+    def __init__(self, nodes: int, processes: int, kills: int) -> None:
         from tests.support.slurm import SlurmCluster
 
+        self._nodes = nodes
         self._spares = kills
-        self._per_node = -(-processes // NODES)
-        self._cluster = SlurmCluster(NODES + kills)
+        self._per_node = -(-processes // nodes)
+        self._cluster = SlurmCluster(nodes + kills)
         self._cluster.__enter__()
         self.environment = self._cluster.env
 
     def command(self, options: list[str], worker: list[str]) -> list[str]:
         """Returns what runs a job there: its launcher is on none of the nodes."""
-        allocation = ["salloc", "--quiet", f"--nodes={NODES + self._spares}", "--no-kill"]
+        allocation = ["salloc", "--quiet", f"--nodes={self._nodes + self._spares}", "--no-kill"]
         allocation += [f"--ntasks-per-node={self._per_node}"]
         options = [*options, "--spares", str(self._spares), "--coordinator-host", "127.0.0.1"]
         return [*allocation, HOLDFAST, "slurm", *options, "--", *worker]
@@ -577,7 +592,8 @@ def measure(
         kill = kill_process
         if on_nodes := NODES_OF.get(launcher.removesuffix("-stay")):
             loses = arguments.kill == "node"
-            nodes = on_nodes(arguments.processes, arguments.kills if loses else 0)
+            kills = arguments.kills if loses else 0
+            nodes = on_nodes(arguments.nodes, arguments.processes, kills)
             stack.callback(nodes.close)
             environment |= nodes.environment
             command = nodes.command(options, role)
@@ -606,6 +622,7 @@ def measure(
             sep="\n",
             file=sys.stderr,
         )
+        print(f"{LAUNCHERS[launcher]}: goodput {goodput(watch.marks):.3f}", flush=True)
         return list(recoveries(watch.marks, began_s, stays=stays))
 
 
@@ -681,6 +698,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--kill", choices=["process", "node"], default="process")
+    parser.add_argument("--nodes", type=int, default=2, help="that the processes share")
     parser.add_argument("--state-gb", type=float, default=0.0)
     parser.add_argument(
         "--between", type=float, nargs=2, default=(2.0, 10.0), metavar=("LEAST", "MOST")
