@@ -702,7 +702,13 @@ class RayEngine(ReplacingEngine):
         if not self._pending:
             return []
         nodes = {node.node_id: node for node in cluster_nodes()}
-        return self._drains(nodes) or self._growth(nodes)
+        notices = self._drains(nodes)
+        if notices and self._watch is not None:
+            # Whom a notice is for hangs on who can stay, which the launcher may not have heard yet.
+            self._watch.refresh()
+        for notice in notices:
+            self._queue.put(notice)
+        return [] if notices else self._growth(nodes)
 
     def _drains(self, nodes: Mapping[str, Node]) -> list[Event]:
         """Returns a notice for each machine of ours that Ray drains since the last poll."""

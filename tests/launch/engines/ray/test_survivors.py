@@ -19,6 +19,7 @@ import pytest
 from holdfast.launch import RestartPolicy
 from holdfast.launch import ray as engine
 from holdfast.launch.supervisor.engine import JobResult
+from holdfast.launch.workers import progress_watch
 from tests.support.cluster import CollectedOutput
 from tests.support.libraries import need
 from tests.support.paths import program
@@ -174,6 +175,24 @@ def test_with_its_drained_node_a_process_is_replaced_on_another(
     assert trial.lives() == expected, (result.reasons, trial.output.text)
     saved = {note["step"] for note in trial.notes("saved") if note["attempt"] == 1}
     assert {note["step"] for note in trial.notes("begins") if note["attempt"] == 2} == {max(saved)}
+
+
+def test_the_others_stay_where_the_drain_is_seen_before_that_they_can(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster is looked at by another thread than the job, and sooner on a busy machine."""
+    trial = Trial(tmp_path / "job")
+    monkeypatch.setattr(progress_watch, "_POLL_S", 20.0)
+
+    def drain() -> None:
+        trial.wait_for_attempt(1, 3)
+        fleet.drain(fleet.node_of(trial.pid(1)), seconds=120)
+        trial.wait_for_attempt(2, 3)
+        trial.end_soon()
+
+    result = trial.run_with(drain, habit="is of any size")
+    assert trial.lives() == [1, 2, 1], (result.reasons, trial.output.text)
+    trial.check_no_step_lost()
 
 
 def test_on_a_node_that_is_added_a_process_begins_and_the_others_stay(
