@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.layouts.base import CheckpointReader
     from holdfast.checkpoint.storage.base import Storage
     from holdfast.checkpoint.storage.counting import CountingStorage
-    from holdfast.launch import RestartPolicy
+    from holdfast.launch import RestartPolicy, StandbySettings
 
 EXIT_DIFFERENT = 1  # `diff` has found differences
 EXIT_USAGE = 2  # the command line is wrong, as click has it
@@ -278,6 +278,44 @@ def take_policy(options: dict[str, Any]) -> RestartPolicy:
     if chosen["max_preemptions"] is None:
         chosen["max_preemptions"] = chosen["max_failures"]
     return RestartPolicy(**chosen)
+
+
+def standby_options(command: _Command) -> _Command:
+    """Adds the options of what waits for the next attempt."""
+    command = click.option(
+        "--preload",
+        default="",
+        metavar="MODULES",
+        help="What standbys import besides jax and holdfast: flax,optax",
+    )(command)
+    return click.option(
+        "--standby/--no-standby",
+        default=None,
+        help=(
+            "Interpreters that wait to become the next attempt, jax imported.  [default: where"
+            " restarts are allowed]"
+        ),
+    )(command)
+
+
+def idle_standbys(chosen: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the options of standbys that do nothing beside the others, and why."""
+    if not (chosen["max_failures"] or chosen["max_preemptions"] or chosen["min_processes"]):
+        return {
+            "--standby": "is for the next attempt: add --max-restarts",
+            "--preload": "is for standbys, of the next attempt: add --max-restarts",
+        }
+    if chosen["standby"] is False:
+        return {"--preload": "is for standbys: leave --no-standby out"}
+    return {}
+
+
+def take_standby(options: dict[str, Any]) -> StandbySettings:
+    """Takes what `standby_options` has added out of `options`."""
+    from holdfast.launch import StandbySettings
+
+    names = [name.strip() for name in options.pop("preload").split(",")]
+    return StandbySettings(wanted=options.pop("standby"), preload=list(filter(None, names)))
 
 
 @contextlib.contextmanager

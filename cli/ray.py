@@ -11,6 +11,7 @@ import click
 from .common import (
     command_argument,
     heartbeat_timeout_option,
+    idle_standbys,
     insecure_option,
     job_id_option,
     json_at_end_option,
@@ -21,9 +22,12 @@ from .common import (
     orbax_option,
     pairs_option,
     print_json,
+    refuse,
     restart_options,
     slices_option,
+    standby_options,
     take_policy,
+    take_standby,
     with_orbax,
 )
 
@@ -46,8 +50,16 @@ def _amounts(resources: dict[str, str]) -> dict[str, float]:
 )
 @pairs_option("--resource", "resources", help="Of one process.  [default: CPU=1]")
 @slices_option
+@click.option(
+    "--spares",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Places held on other machines, each with a standby, for processes that lose theirs.",
+)
 @restart_options(0)
 @heartbeat_timeout_option
+@standby_options
 @job_id_option
 @insecure_option
 @json_at_end_option
@@ -66,15 +78,18 @@ def ray(
     from holdfast.launch import ray as engine
     from holdfast.launch.workers.output import ConsoleOutput
 
+    refuse(idle_standbys(click.get_current_context().params))
     lines = ConsoleOutput(
         sys.stderr if as_json else sys.stdout, sys.stderr, options["num_processes"]
     )
     with launching(), contextlib.closing(lines):
         options["resources"] = _amounts(options["resources"])
         restart = take_policy(options)
+        standby = take_standby(options)
         result = engine.run_command(
             with_orbax(command) if orbax else command,
-            engine.JobSpec(restart=restart, **options),  # the options bear the names of its fields
+            # The options bear the names of its fields.
+            engine.JobSpec(restart=restart, standby=standby, **options),
             output=lines,
             address=address,
         ).job

@@ -16,6 +16,7 @@ import click
 from .common import (
     command_argument,
     heartbeat_timeout_option,
+    idle_standbys,
     job_id_option,
     json_at_end_option,
     launch_command,
@@ -26,7 +27,9 @@ from .common import (
     print_json,
     refuse,
     restart_options,
+    standby_options,
     take_policy,
+    take_standby,
     with_orbax,
 )
 
@@ -89,12 +92,7 @@ def without_effect(chosen: Mapping[str, Any]) -> dict[str, str]:
             idle["--startup-timeout-s"] = (
                 "is the time to the first step: add --stall-timeout-s, which minds it"
             )
-    if not (chosen["max_failures"] or chosen["max_preemptions"] or chosen["min_processes"]):
-        idle["--standby"] = "is for the next attempt: add --max-restarts"
-        idle["--preload"] = "is for standbys, of the next attempt: add --max-restarts"
-    elif chosen["standby"] is False:
-        idle["--preload"] = "is for standbys: leave --no-standby out"
-    return idle
+    return idle | idle_standbys(chosen)
 
 
 @launch_command()
@@ -107,20 +105,7 @@ def without_effect(chosen: Mapping[str, Any]) -> dict[str, str]:
 )
 @restart_options(0)
 @heartbeat_timeout_option
-@click.option(
-    "--standby/--no-standby",
-    default=None,
-    help=(
-        "Interpreters that wait to become the next attempt, jax imported.  [default: where restarts"
-        " are allowed]"
-    ),
-)
-@click.option(
-    "--preload",
-    default="",
-    metavar="MODULES",
-    help="What standbys import besides jax and holdfast: flax,optax",
-)
+@standby_options
 @job_id_option
 @click.option(
     "--log-dir",
@@ -203,11 +188,9 @@ def run(
 
 
 def _settings(options: dict[str, Any]) -> RunSettings:
-    from holdfast.launch import MetricsSettings, RunSettings, StandbySettings
+    from holdfast.launch import MetricsSettings, RunSettings
 
-    names = options.pop("preload").split(",")
-    preload = [name.strip() for name in names if name.strip()]
-    standby = StandbySettings(wanted=options.pop("standby"), preload=preload)
+    standby = take_standby(options)
     port = options.pop("metrics_port")
     host = options.pop("metrics_host")
     metrics = None if port is None else MetricsSettings(port=port, host=host)

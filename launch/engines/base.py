@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ from ..supervisor.job import (
     Noticed,
     Notify,
     PrepareNext,
+    Progressed,
     Rejoin,
     Release,
     Replace,
@@ -430,6 +431,11 @@ class BaseEngine(Engine):
 def chosen(every: Mapping[int, T], processes: frozenset[int] | None) -> list[T]:
     """Returns what there is for those of the processes (None: all) that were started."""
     return [it for process, it in every.items() if processes is None or process in processes]
+
+
+def has_step(events: Iterable[Event]) -> bool:
+    """Returns whether a step of the attempt is among what has happened."""
+    return any(isinstance(event, Progressed) and event.step >= 0 for event in events)
 
 
 def run_job(

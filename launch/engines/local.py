@@ -55,7 +55,7 @@ from ..workers.environment import own_devices, worker_env
 from ..workers.output import LogFiles, Output, console_unless
 from ..workers.process import OomKills, WorkerProcess
 from ..workers.standby import Standbys, StandbySettings, standbys_of
-from .base import chosen, run_job
+from .base import chosen, has_step, run_job
 from .replacing import MOST_LOOKS, ReplacingEngine
 
 _POLL_S = 0.5  # how often the capacity file is read, and a standby asked whether it is ready
@@ -350,7 +350,7 @@ class LocalEngine(ReplacingEngine):
         if self._warm_next() or self._settings.capacity_file is not None:
             timeout_s = _POLL_S if timeout_s is None else min(_POLL_S, timeout_s)
         seen = super().events(timeout_s)
-        if not self._warmed and _has_step(seen):
+        if not self._warmed and has_step(seen):
             self._warmed = True
             self._can_stay = any(
                 isinstance(event, Progressed) and event.restartable for event in seen
@@ -449,10 +449,6 @@ class LocalEngine(ReplacingEngine):
         self._drop_prepared()
         if self._standbys is not None:
             self._standbys.close()
-
-
-def _has_step(events: Sequence[Event]) -> bool:
-    return any(isinstance(event, Progressed) and event.step >= 0 for event in events)
 
 
 def run_local(

@@ -60,10 +60,20 @@ def _is_this_interpreter(name: str, env: Mapping[str, str], cwd: str | Path | No
 
 @dataclass(frozen=True, kw_only=True)
 class StandbySettings:
-    """Interpreters that wait to become the processes of the next attempt."""
+    """Interpreters that wait to become the processes of the next attempt.
+
+    Raises ValueError for names in `preload` that no module can have.
+    """
 
     wanted: bool | None = None  # None: where restarts are allowed
     preload: Sequence[str] = ()  # modules, imported besides jax and holdfast
+
+    def __post_init__(self) -> None:
+        for name in self.preload:
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise ValueError(
+                    f"preload {name!r}: expected the name of a module, such as flax.linen"
+                )
 
 
 def standbys_of(
@@ -77,12 +87,8 @@ def standbys_of(
 ) -> Standbys | None:
     """Returns the standbys of a job, None where it is to have none.
 
-    Where standbys were asked for and cannot be had, `say` gets the reason. Raises ValueError for
-    names in `preload` that no module can have.
+    Where standbys were asked for and cannot be had, `say` gets the reason.
     """
-    for name in settings.preload:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f"preload {name!r}: expected the name of a module, such as flax.linen")
     if not (restarts if settings.wanted is None else settings.wanted):
         return None
     if why := why_cold(command, env, cwd):
@@ -282,6 +288,11 @@ class Standbys:
         }
         self._at_once = max(1, (os.cpu_count() or 1) // 2) if in_turn else len(environments)
         self.warm_next()
+
+    @property
+    def imports(self) -> bool:
+        """Whether one of them is on its way to be ready."""
+        return any(each.imports for each in self._waiting.values())
 
     def hold(self) -> None:
         """Stops those that import, which others need the cores for, until `warm_next`. One that is

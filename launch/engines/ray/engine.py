@@ -39,7 +39,8 @@ from ...supervisor.ledger import Errand
 from ...workers.coordinator import HEARTBEAT_TIMEOUT_S, end_attempt
 from ...workers.output import Output, console_unless
 from ...workers.secrets import JobSecrets, require_cryptography, shown
-from ..base import NOT_STARTED, chosen, run_job
+from ...workers.standby import StandbySettings
+from ..base import NOT_STARTED, chosen, has_step, run_job
 from ..replacing import MOST_LOOKS, ReplacingEngine
 from .cluster import cluster_nodes, load_ray
 from .placement import Node, Placement, place_gang
@@ -63,7 +64,8 @@ class JobSpec:
 
     `num_slices` above 1 makes the job of that many TPU slices of equal size. With `min_processes`
     below `num_processes` the job goes on with fewer when machines are lost, and grows again when
-    they return: in whole slices where there are slices. A process that is silent for
+    they return: in whole slices where there are slices. Places for `spares` processes more are held
+    on machines of their own, for those whose machine is lost. A process that is silent for
     `heartbeat_timeout_s` is lost. The job has a token and certificates of its own, which its actors
     get by Ray's channel, unless `insecure`.
     """
@@ -79,6 +81,8 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
     insecure: bool = False
+    spares: int = 0
+    standby: StandbySettings = field(default_factory=StandbySettings)
 
     def __post_init__(self) -> None:
         if self.num_slices < 1 or self.num_processes % self.num_slices:
@@ -86,6 +90,8 @@ class JobSpec:
                 f"num_processes={self.num_processes} in num_slices={self.num_slices}: expected"
                 " slices of one size"
             )
+        if self.spares and self.num_slices > 1:
+            raise ValueError(f"spares={self.spares}: of several slices no process is moved alone")
         if not any(amount > 0 for amount in self.resources.values()):
             raise ValueError(
                 f"resources={dict(self.resources)}: a process needs at least some of one resource"
@@ -288,6 +294,10 @@ class RayEngine(ReplacingEngine):
         self._relays: dict[str, Any] = {}  # references to those of the attempt, by machine
         self._fuller: set[str] = set()  # machines that get new processes beside those that stay
         self._missed: set[int] = set()  # those that did not come, and are replaced
+        self._spares: list[Gang] = []  # of one place each
+        self._sparing: Turns[None] = _wait_for([], 0.0)  # goes on with each turn, too
+        # By machine, those without a standby; None: the attempt has made no step.
+        self._cold: dict[str, list[int]] | None = None
         # Finds room or starts an attempt: each turn of the loop goes on with it.
         self._work: Turns[None] = _wait_for([], 0.0)
         self._outcomes: dict[int, bytes | None] = {}  # of the last attempt, by rank
@@ -317,7 +327,7 @@ class RayEngine(ReplacingEngine):
         deadline = time.monotonic() + self._spec.restart.startup_timeout_s
         everybody = range(num_processes)
         secured = not self._spec.insecure
-        self._coordinators = _actor_near(CoordinatorActor).remote(
+        self._coordinators = actor_here(CoordinatorActor).remote(
             self._job_id, self._spec.heartbeat_timeout_s, secured=secured
         )
         opening = self._new_coordinator(attempt, num_processes)
@@ -335,6 +345,8 @@ class RayEngine(ReplacingEngine):
         """Has the attempt's coordinator start; returns the reference to where it is."""
         self._num_processes = num_processes
         self._relays = {}
+        self._cold = None
+        self._sparing.close()
         self._coordinator = RayCoordinator(self._coordinators, attempt, self._gang.hosts)
         return self._coordinators.open.remote(attempt, num_processes)
 
@@ -544,7 +556,8 @@ class RayEngine(ReplacingEngine):
         """
         spec = self._spec
         told = ""
-        while True:
+        ranks = self._take_spares(ranks)
+        while ranks:
             count = len(ranks)
             placement = place_gang(cluster_nodes(), spec.resources, count, count)
             if placement.nodes:
@@ -574,9 +587,52 @@ class RayEngine(ReplacingEngine):
         update = self._gang.actors[rank].poll.remote(_UPDATE_S)
         self._pending[update] = rank, self._lives[rank]
 
+    def _hold_spares(self) -> Turns[None]:
+        """Holds a place on another machine for each spare, while the job has all its processes, and
+        has a standby wait in it.
+        """
+        spec = self._spec
+        told = ""
+        while len(self._spares) < spec.spares and len(self._gang.node_ids) == spec.num_processes:
+            ours = {*self._gang.node_ids, *(each.node_ids[0] for each in self._spares)}
+            others = [node for node in cluster_nodes() if node.node_id not in ours]
+            placement = place_gang(others, spec.resources, 1, 1)
+            group = None
+            if placement.nodes:
+                group = yield from self._reserved(placement)
+            if group is None:
+                if placement.why_not_more != told:
+                    told = placement.why_not_more
+                    self._output.say(f"no place for a spare: {told}, beside the job's own")
+                yield []
+                continue
+            spare = Gang(placement, group)
+            self._spares.append(spare)
+            spare.start_actors(spec.resources)
+            spare.actors[0].prepare.remote(
+                self._command, self._call, self._process_spec(0), dict(spec.env)
+            )
+            spare.actors[0].warm.remote(spec.standby, self._policy)
+
+    def _take_spares(self, ranks: Sequence[int]) -> list[int]:
+        """Has processes take the places of spares; returns those that found none."""
+        without = list(ranks)
+        while without and self._spares:
+            spare = self._spares.pop(0)
+            if spare.lost_machines():
+                spare.give_back()
+                continue
+            rank = without.pop(0)
+            self._gang.move([rank], spare.placement, spare.group)
+            self._gang.actors[rank] = spare.actors[0]
+        return without
+
     def _release(self) -> None:
         """Ends the attempt. A whole gang keeps its actors: see `_take_kept`."""
         self._work.close()
+        self._sparing.close()
+        while self._spares:
+            self._spares.pop().give_back()
         self._close_coordinators()
         if len(self._gang.actors) == self._spec.num_processes:
             self._kill()
@@ -642,7 +698,19 @@ class RayEngine(ReplacingEngine):
         self._poll_actors(0.0 if events else wait_s)
         while not self._queue.empty():
             events += super().events(0)
+        if self._cold is None and has_step(events):
+            self._cold = {each: self._gang.ranks_on(each) for each in self._gang.node_ids}
+            for node_id in self._cold:
+                self._warm_next(node_id)
+            self._sparing = self._hold_spares()
+        next(self._sparing, None)
         return events
+
+    def _warm_next(self, node_id: str) -> None:
+        """Has the next standby of a machine begin: the cores are for the steps."""
+        cold = (self._cold or {}).get(node_id)
+        if cold and (actor := self._gang.actors.get(cold.pop(0))) is not None:
+            actor.warm.remote(self._spec.standby, self._policy)
 
     def _go_on(self) -> list[Event]:
         """Goes on with what has begun; returns what comes of it."""
@@ -684,6 +752,8 @@ class RayEngine(ReplacingEngine):
             return
         for line in update.lines:
             self._output.line(rank, line)
+        if update.warmed and is_news:
+            self._warm_next(self._gang.node_ids[rank])
         if update.code is None:
             if is_news:
                 self._request_update(rank)
@@ -822,21 +892,21 @@ def _those(ranks: Collection[int]) -> str:
     return f"{'process' if len(ranks) == 1 else 'processes'} {', '.join(map(str, sorted(ranks)))}"
 
 
-def _actor_near(kind: type) -> Any:
-    """Returns the class of an actor beside this process, where there is room for it."""
-    ray = load_ray()
-    strategies = ray.util.scheduling_strategies
-    here = ray.get_runtime_context().get_node_id()
-    strategy = strategies.NodeAffinitySchedulingStrategy(here, soft=True)
-    return ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)(kind)
+def actor_here(kind: type) -> Any:
+    """Returns the class of an actor that lives and dies with this process's machine. Softly placed,
+    it is anywhere where this machine has no CPUs for others, as is advised for a head.
+    """
+    return _actor_on(load_ray().get_runtime_context().get_node_id(), kind, max_restarts=0)
 
 
-def _actor_on(node_id: str, kind: type) -> Any:
-    """Returns the class of an actor of a machine. Where it dies, Ray starts it again there."""
+def _actor_on(node_id: str, kind: type, max_restarts: int = -1) -> Any:
+    """Returns the class of an actor of a machine, which Ray starts so often again there; -1: as
+    often as it dies.
+    """
     ray = load_ray()
     strategies = ray.util.scheduling_strategies
     strategy = strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=strategy)(kind)
+    return ray.remote(num_cpus=0, max_restarts=max_restarts, scheduling_strategy=strategy)(kind)
 
 
 def _actor_in(group: Any, bundle: int, resources: Mapping[str, float], kind: type) -> Any:

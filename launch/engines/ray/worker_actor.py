@@ -22,10 +22,12 @@ from holdfast.coordination.process.diagnose import place_of
 from holdfast.coordination.process.job_folder import keep_from_cleaners
 from holdfast.multihost import ProcessSpec
 
+from ...supervisor.job import RestartPolicy
 from ...workers.coordinator import Coordinator
 from ...workers.environment import worker_env
 from ...workers.process import CALL_RUNNER, WorkerProcess
 from ...workers.secrets import JobSecrets, spawn_relay
+from ...workers.standby import Standbys, StandbySettings, standbys_of
 from .cluster import load_ray
 
 _END_S = 10.0  # for a process that was killed
@@ -40,18 +42,23 @@ class WorkerUpdate:
     lines: tuple[str, ...]  # of its output
     code: int | None = None  # its exit code, at the end
     outcome: bytes | None = None  # of a call, pickled; at the end
+    warmed: bool = False  # what `warm` has begun is done, well or not
 
 
 class WorkerActor:
-    """Holds one process of the job, in each of the attempts that run in the same place.
+    """Holds one process of the job, in each of the attempts that run in the same place, and a
+    standby for the next.
 
-    Its methods are called one after the other. None blocks for longer than its timeout, or a few
-    seconds for what an earlier attempt has left to end.
+    Its methods are called one after the other, on the thread that ends with the actor. None blocks
+    for longer than its timeout, or a few seconds for what an earlier attempt has left to end.
     """
 
     def __init__(self) -> None:
         self._updates: queue.SimpleQueue[str | int] = queue.SimpleQueue()  # lines, then the code
         self._process: WorkerProcess | None = None
+        self._prepared: tuple[list[str], dict[str, str], int] | None = None
+        self._standbys: Standbys | None = None
+        self._warms = False
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-")
         keep_from_cleaners(Path(self._folder.name))
 
@@ -66,6 +73,27 @@ class WorkerActor:
         """
         return place_of(process, pid)
 
+    def prepare(
+        self,
+        command: Sequence[str] | None,
+        call: bytes | None,
+        spec: ProcessSpec,
+        extra: Mapping[str, str],
+    ) -> list[str]:
+        """Notes what is to be started: the command, or the pickled call.
+
+        Returns one line for each stale MEGASCALE_* value that was replaced.
+        """
+        env, lines = worker_env({**os.environ, **extra}, spec, decides=True)
+        if call is not None:
+            path = Path(self._folder.name) / "call"
+            path.write_bytes(call)
+            command = [sys.executable, str(CALL_RUNNER), str(path), str(self._result)]
+            env["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+        assert command is not None
+        self._prepared = list(command), env, spec.process_id
+        return lines
+
     def start(
         self,
         command: Sequence[str] | None,
@@ -73,10 +101,7 @@ class WorkerActor:
         spec: ProcessSpec,
         extra: Mapping[str, str],
     ) -> list[str]:
-        """Starts the command, or the pickled call.
-
-        Returns one line for each stale MEGASCALE_* value that was replaced.
-        """
+        """Starts what `prepare` notes, in the standby where there is one; returns its lines."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(_END_S)
@@ -88,15 +113,41 @@ class WorkerActor:
                 updates.put(said)
         self._updates = updates
         self._result.unlink(missing_ok=True)
-        env, lines = worker_env({**os.environ, **extra}, spec, decides=True)
-        if call is not None:
-            path = Path(self._folder.name) / "call"
-            path.write_bytes(call)
-            command = [sys.executable, str(CALL_RUNNER), str(path), str(self._result)]
-            env["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
-        assert command is not None
-        self._process = WorkerProcess(command, env, on_line=updates.put, on_exit=updates.put)
+        lines = self.prepare(command, call, spec, extra)
+        assert self._prepared is not None
+        its_command, env, process = self._prepared
+        worker = None
+        if self._standbys is not None:
+            worker = self._standbys.take(process, env, updates.put, updates.put)
+        if worker is None:
+            worker = WorkerProcess(its_command, env, on_line=updates.put, on_exit=updates.put)
+        self._process = worker
         return lines
+
+    def warm(self, settings: StandbySettings, policy: RestartPolicy) -> None:
+        """Has a standby for what was prepared begin, where it is wanted and there is none; `poll`
+        tells when it is ready.
+        """
+        assert self._prepared is not None
+        command, env, process = self._prepared
+        if self._standbys is None:
+            self._standbys = standbys_of(
+                command,
+                env,
+                settings,
+                cwd=None,
+                restarts=bool(policy.max_failures or policy.max_preemptions),
+                say=lambda line: self._updates.put(f"holdfast: {line}"),
+            )
+        if self._standbys is not None:
+            self._standbys.warm({process: env})
+            self._warms = True
+
+    def _has_warmed(self) -> bool:
+        """Says, once, that the standby is ready, or never will be."""
+        done = self._warms and self._standbys is not None and not self._standbys.imports
+        self._warms = self._warms and not done
+        return done
 
     @property
     def _result(self) -> Path:
@@ -110,7 +161,7 @@ class WorkerActor:
             try:
                 item = self._updates.get(timeout=max(wait_s, _SHORTEST_WAIT_S))
             except queue.Empty:
-                return WorkerUpdate(tuple(lines))
+                return WorkerUpdate(tuple(lines), warmed=self._has_warmed())
             if isinstance(item, int):
                 outcome = self._result.read_bytes() if self._result.exists() else None
                 return WorkerUpdate(tuple(lines), item, outcome)

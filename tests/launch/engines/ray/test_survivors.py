@@ -4,6 +4,7 @@ on another node where they are lost too, and the others stay.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -18,6 +19,7 @@ import pytest
 
 from holdfast.launch import RestartPolicy
 from holdfast.launch import ray as engine
+from holdfast.launch.engines.ray.engine import actor_here
 from holdfast.launch.supervisor.engine import JobResult
 from holdfast.launch.workers import progress_watch
 from tests.support.cluster import CollectedOutput
@@ -52,6 +54,26 @@ def fleet(the_fleet: Fleet) -> Fleet:
     return the_fleet
 
 
+def standbys_below(raylet: int, process: int) -> list[int]:
+    """Returns those that wait on a node to become a process."""
+    found = []
+    for pid in descendants(raylet):
+        with contextlib.suppress(OSError):  # it has ended
+            title = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if title.startswith(b"holdfast: standby for process %d" % process):
+                found.append(pid)
+    return found
+
+
+class Whereabouts:
+    """An actor that says where it is."""
+
+    def node_id(self) -> str:
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+
 class Trial(Restartable):
     """A job of `restartable.py` in a folder, on a Ray cluster."""
 
@@ -73,8 +95,12 @@ class Trial(Restartable):
         thread.start()
         try:
             script()
+        except BaseException:
+            (self.folder / "last").write_text("0")  # it ends at once
+            raise
         finally:
             thread.join()
+            print(self.output.text)
         return results[0]
 
     def wait_for_step(self, step: int, within_s: float = 120) -> None:
@@ -175,6 +201,60 @@ def test_with_its_drained_node_a_process_is_replaced_on_another(
     assert trial.lives() == expected, (result.reasons, trial.output.text)
     saved = {note["step"] for note in trial.notes("saved") if note["attempt"] == 1}
     assert {note["step"] for note in trial.notes("begins") if note["attempt"] == 2} == {max(saved)}
+
+
+def test_the_coordinators_are_on_the_machine_of_the_launcher(fleet: Fleet) -> None:
+    """Here a head without CPUs. So no other machine takes them along when it is lost."""
+    import ray
+
+    actors = [actor_here(Whereabouts).remote() for _ in range(8)]
+    nodes = set(ray.get([each.node_id.remote() for each in actors]))
+    assert nodes == {ray.get_runtime_context().get_node_id()}
+
+
+def test_a_standby_takes_the_place_of_a_process(fleet: Fleet, tmp_path: Path) -> None:
+    """Each actor keeps one, from the first step on, and another once that one was taken."""
+    trial = Trial(tmp_path / "job")
+    waiting: list[int] = []
+
+    def kill_twice() -> None:
+        for attempt in (1, 2):
+            trial.wait_for_attempt(attempt, 3)
+            before = trial.pid(1)
+            raylet = fleet.raylet(fleet.node_of(before))
+            Fleet.wait_until(functools.partial(standbys_below, raylet, 1), 60)
+            waiting.extend(standbys_below(raylet, 1))
+            os.kill(before, signal.SIGKILL)
+        trial.wait_for_attempt(3, 3)
+        trial.end_soon()
+
+    trial.run_with(kill_twice, habit="is of any size")
+    assert [trial.pids(attempt)[1] for attempt in (2, 3)] == waiting, trial.output.text
+    trial.check_steps()
+
+
+def test_a_spare_takes_the_place_of_a_process_whose_node_is_lost(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """It waits on a node of its own, which nobody else can take."""
+    trial = Trial(tmp_path / "job")
+    waiting: list[int] = []
+
+    def lose_a_node() -> None:
+        trial.wait_for_attempt(1, 3)
+        nodes = {fleet.node_of(trial.pid(process)) for process in range(3)}
+        [spare] = set(fleet.nodes) - nodes
+        raylet = fleet.raylet(spare)
+        Fleet.wait_until(functools.partial(standbys_below, raylet, 0), 60)
+        waiting.extend(standbys_below(raylet, 0))
+        fleet.remove(fleet.node_of(trial.pid(1)))
+        trial.wait_for_attempt(2, 3)
+        trial.end_soon()
+
+    trial.run_with(lose_a_node, habit="is of any size", spares=1)
+    assert [trial.pids(2)[1]] == waiting, trial.output.text
+    assert trial.lives() == [1, 2, 1]
+    trial.check_steps()
 
 
 def test_the_others_stay_where_the_drain_is_seen_before_that_they_can(
