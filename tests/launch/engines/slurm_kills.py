@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support import kills
-from tests.support.kills import COUNT, KILLS_OF_A_JOB, MOST_STEPS, POLICY, Ended, parent
+from tests.support.kills import COUNT, HABIT, KILLS_OF_A_JOB, MANY_STEPS, POLICY, Ended, parent
 from tests.support.paths import program
 from tests.support.restartable_jobs import Death
 from tests.support.slurm import SlurmCluster, node_of
@@ -37,7 +37,7 @@ class Job(kills.Job):
         words = [
             *(sys.executable, program("slurm_job"), self._left, SPARES),
             json.dumps(vars(POLICY)),
-            *(sys.executable, program("restartable"), folder, MOST_STEPS),
+            *(sys.executable, program("restartable"), folder, MANY_STEPS, HABIT),
         ]
         # What sits on the batch node has the first step begin on the nodes behind it.
         script = (

@@ -18,7 +18,7 @@ from holdfast.launch import ray as engine
 from holdfast.launch.supervisor.engine import JobResult
 from tests.support import kills
 from tests.support.cluster import CollectedOutput
-from tests.support.kills import COUNT, MOST_STEPS, POLICY, Ended, end, parent
+from tests.support.kills import COUNT, HABIT, MANY_STEPS, POLICY, Ended, end, parent
 from tests.support.paths import program
 from tests.support.processes import descendants
 from tests.support.ray_fleet import Fleet
@@ -37,7 +37,8 @@ class Job(kills.Job):
         self._thread.start()
 
     def _run(self) -> None:
-        command = [sys.executable, str(program("restartable")), str(self.folder), str(MOST_STEPS)]
+        script = str(program("restartable"))
+        command = [sys.executable, script, str(self.folder), str(MANY_STEPS), HABIT]
         spec = engine.JobSpec(num_processes=COUNT, restart=POLICY, env=ENV)
         self._result = engine.run_command(command, spec, output=self._output).job
 
