@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-WIDTH = 1180
+WIDTH = 840
 GAP = 20
 PAD = 16
-ROW = 56
-TITLE = 60
+ROW = 70
+LEAST = 100  # of a box's width: a floor with more boxes has another row
+TITLE = 72
 STYLE = """
   svg { font-family: system-ui, sans-serif; }
   .page { fill: #fff; }
@@ -161,8 +162,8 @@ class Picture:
         self.shapes.append(f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(text)}</text>')
 
     def lines(self, x: float, y: float, kind: str, text: str, width: float) -> None:
-        """Writes a text in at most two lines, at about 6 px a letter."""
-        found = textwrap.wrap(text, int(width / 6), max_lines=2, placeholder=" ...")
+        """Writes a text in at most three lines, at about 6 px a letter."""
+        found = textwrap.wrap(text, int(width / 6), max_lines=3, placeholder=" ...")
         for number, line in enumerate(found):
             self.text(x, y + 13 * number, kind, line)
 
@@ -179,7 +180,12 @@ class Picture:
 
     def room(self, name: str, x: float, y: float, width: float) -> float:
         """Draws a room with its wings, and returns its height."""
-        floors = contracts().get(name, [])
+        most = int((width - PAD) / (LEAST + PAD))
+        floors = [
+            floor[first : first + most]
+            for floor in contracts().get(name, [])
+            for first in range(0, len(floor), most)
+        ]
         height = TITLE + PAD + (len(floors) * (ROW + GAP) - GAP + PAD if floors else 0)
         self.box(name, Box(x, y, width, height), "room")
         self.text(x + PAD, y + 23, "title", name)
