@@ -80,16 +80,18 @@ class Job(Restartable):
         first step was saved.
         """
 
+        come: list[int] = []
+
         def is_there() -> bool:
             assert self.ended() is None, self.ended()
             if self.attempt() < attempt:
                 return False
             pids = self.latest_pids()
-            return all(pids[process] != pid for process, pid in lost.items())
+            come.append(self.attempt())  # 0 where another has begun since
+            return come[-1] > 0 and all(pids[process] != pid for process, pid in lost.items())
 
         wait_until(is_there, COMES_BACK_S)
-        latest = self.attempt()
-        return min(float(n["time_s"]) for n in self.notes("saved") if n["attempt"] == latest)
+        return min(float(n["time_s"]) for n in self.notes("saved") if n["attempt"] == come[-1])
 
     def wait_for_more(self, steps: int) -> None:
         """Waits until so many steps more are saved."""
