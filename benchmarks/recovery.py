@@ -25,7 +25,7 @@ launchers take turns, --rounds times --kills kills each:
                  jax.distributed.initialize itself, and Orbax's manager
 
 With `--kill node` all of the process's node dies with it, its daemons too, where the launcher has
-nodes; another node is there to take its place.
+nodes; another node is there to take its place, as a spare where the launcher has such.
 
 All times are CLOCK_MONOTONIC, of the process that saw it. Each part ends when the last process is
 so far:
@@ -316,6 +316,7 @@ class Watch:
     ) -> None:
         assert launcher.stdout is not None
         self._kill_process = kill
+        self._on_back: Callable[[], object] = list
         self._launcher = launcher
         self._arguments = arguments
         self._drawn = drawn
@@ -331,11 +332,12 @@ class Watch:
         self.marks: list[dict[str, Any]] = []
         self.lines: list[str] = []
 
-    def run(self, on_kill: Callable[[int], None]) -> None:
+    def run(self, on_kill: Callable[[int], None], on_back: Callable[[], object]) -> None:
         """Returns when all kills are done and the launcher has closed its output.
 
-        `on_kill` gets who was killed.
+        `on_kill` gets who was killed; `on_back` is called when the job has got beyond that.
         """
+        self._on_back = on_back
         while True:
             wait_s = None if self._kill_at is None else self._kill_at - time.monotonic()
             ready, _, _ = select.select(
@@ -398,6 +400,7 @@ class Watch:
         if self._kills == self._arguments.kills:
             self._launcher.terminate()
         else:
+            self._on_back()
             self._kill_at = time.monotonic() + self._drawn.uniform(*self._arguments.between)
 
     def _killed(self) -> int:
@@ -495,24 +498,27 @@ class RayNodes:
         from tests.support.ray_fleet import Fleet
 
         self._processes = processes
-        self._count = nodes + bool(kills)
-        self._fleet = Fleet(__name__, room=-(-processes // nodes))
-        self._mend()
+        self._room = -(-processes // nodes)
+        self._loses = bool(kills)
+        self._count = nodes + self._loses
+        self._fleet = Fleet(__name__, room=self._room)
+        self.mend()
         self.environment = {"RAY_ADDRESS": self._fleet.address}
 
-    def _mend(self) -> None:
+    def mend(self) -> None:
+        """Has a node in the place of one that was lost."""
         self._fleet.become([{}] * self._count)
 
     def command(self, options: list[str], worker: list[str]) -> list[str]:
         """Returns what runs a job there."""
         options = [*options, "-n", str(self._processes), "--address", self._fleet.address]
-        return [HOLDFAST, "ray", *options, "--", *worker]
+        spares = ["--spares", str(self._room)] if self._loses else []
+        return [HOLDFAST, "ray", *options, *spares, "--", *worker]
 
     def kill_node(self, pid: int) -> None:
-        """Kills all processes of a process's node, once the one that was lost before is there."""
+        """Kills all processes of a process's node."""
         from tests.support.processes import descendants
 
-        self._mend()
         for each in descendants(self._fleet.raylet(self._fleet.node_of(pid))):
             with contextlib.suppress(ProcessLookupError):
                 kill_process(each)
@@ -541,6 +547,9 @@ class SlurmNodes:
         allocation += [f"--ntasks-per-node={self._per_node}"]
         options = [*options, "--spares", str(self._spares), "--coordinator-host", "127.0.0.1"]
         return [*allocation, HOLDFAST, "slurm", *options, "--", *worker]
+
+    def mend(self) -> None:
+        """There are as many nodes to spare as are lost."""
 
     def kill_node(self, pid: int) -> None:
         """Kills all processes of a process's node."""
@@ -590,14 +599,18 @@ def measure(
         here = ["-n", str(arguments.processes), "--log-dir", f"{folder}/logs"]
         command = [HOLDFAST, "run", *options, *here, *arguments.options, "--", *role]
         kill = kill_process
+        mend: Callable[[], object] = list
         if on_nodes := NODES_OF.get(launcher.removesuffix("-stay")):
             loses = arguments.kill == "node"
             kills = arguments.kills if loses else 0
             nodes = on_nodes(arguments.nodes, arguments.processes, kills)
             stack.callback(nodes.close)
             environment |= nodes.environment
+            if "ray" in launcher:
+                options += arguments.options
             command = nodes.command(options, role)
             kill = nodes.kill_node if loses else kill_process
+            mend = nodes.mend
         if launcher == "jax-trainer":
             command = [*worker, "--role", "jax-trainer"]
         began_s = time.monotonic()
@@ -611,7 +624,7 @@ def measure(
                 shutil.rmtree(Path(memory) / f"host{who}")
 
         try:
-            watch.run(on_kill)
+            watch.run(on_kill, mend)
         finally:
             process.terminate()
         process.wait()
@@ -715,7 +728,7 @@ def main() -> None:
     parser.add_argument("--pipe", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--stays", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--tier", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("options", nargs="*", help="of `holdfast run`, after --")
+    parser.add_argument("options", nargs="*", help="of `holdfast run` and `ray`, after --")
     arguments = parser.parse_args()
     if arguments.role == "worker" and arguments.stays:
         from holdfast import multihost

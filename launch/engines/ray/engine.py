@@ -65,7 +65,7 @@ class JobSpec:
     `num_slices` above 1 makes the job of that many TPU slices of equal size. With `min_processes`
     below `num_processes` the job goes on with fewer when machines are lost, and grows again when
     they return: in whole slices where there are slices. Places for `spares` processes more are held
-    on machines of their own, for those whose machine is lost. A process that is silent for
+    on other machines, for those whose machine is lost. A process that is silent for
     `heartbeat_timeout_s` is lost. The job has a token and certificates of its own, which its actors
     get by Ray's channel, unless `insecure`.
     """
@@ -594,7 +594,7 @@ class RayEngine(ReplacingEngine):
         spec = self._spec
         told = ""
         while len(self._spares) < spec.spares and len(self._gang.node_ids) == spec.num_processes:
-            ours = {*self._gang.node_ids, *(each.node_ids[0] for each in self._spares)}
+            ours = set(self._gang.node_ids)
             others = [node for node in cluster_nodes() if node.node_id not in ours]
             placement = place_gang(others, spec.resources, 1, 1)
             group = None
@@ -632,7 +632,7 @@ class RayEngine(ReplacingEngine):
         self._work.close()
         self._sparing.close()
         while self._spares:
-            self._spares.pop().give_back()
+            self._give_back(self._spares.pop())
         self._close_coordinators()
         if len(self._gang.actors) == self._spec.num_processes:
             self._kill()
@@ -646,8 +646,11 @@ class RayEngine(ReplacingEngine):
     def _give_back(self, gang: Gang) -> None:
         """Gives the machines of an attempt back, which takes them a moment."""
         gang.give_back()
-        self._freed = Counter(gang.node_ids)
-        self._free_at = time.monotonic() + _READY_S
+        now = time.monotonic()
+        if now > self._free_at:
+            self._freed.clear()
+        self._freed.update(gang.node_ids)
+        self._free_at = now + _READY_S
 
     def _is_freeing(self, nodes: Iterable[Node]) -> bool:
         """Returns whether machines are not free yet that were given back; after 10 s somebody else

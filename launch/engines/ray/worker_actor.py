@@ -13,7 +13,7 @@ import queue
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.coordination import Relay
@@ -131,6 +131,8 @@ class WorkerActor:
         assert self._prepared is not None
         command, env, process = self._prepared
         if self._standbys is None:
+            if str(CALL_RUNNER) in command:  # what it imports first changes sys.path
+                settings = replace(settings, preload=["ray.cloudpickle", *settings.preload])
             self._standbys = standbys_of(
                 command,
                 env,

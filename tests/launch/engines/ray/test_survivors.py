@@ -233,6 +233,45 @@ def test_a_standby_takes_the_place_of_a_process(fleet: Fleet, tmp_path: Path) ->
     trial.check_steps()
 
 
+def train_where_one_dies(folder: str) -> bool:
+    """Returns whether this process was a standby. Process 1 dies once a file says so."""
+    from holdfast import multihost
+    from holdfast.checkpoint import CheckpointManager, EveryNSteps
+
+    die = Path(folder, "die")
+
+    def train() -> None:
+        with CheckpointManager(f"{folder}/steps", save_policy=EveryNSteps(10)) as manager:
+            for step in range((manager.latest_step() or 0) + 1, 1500):
+                manager.save(step, {"step": step})
+                threading.Event().wait(0.02)
+                if die.exists() and os.environ["HOLDFAST_PROCESS_ID"] == "1":
+                    die.unlink()
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    multihost.run_restartable(train)
+    return "_holdfast_standby" in sys.modules
+
+
+def test_a_function_is_called_in_a_standby(fleet: Fleet, tmp_path: Path) -> None:
+    """Ray, which it is read with, changes sys.path when it is imported: the standby has done so."""
+    results: list[engine.RayResult] = []
+    spec = engine.JobSpec(num_processes=2, restart=POLICY, env=ENV)
+
+    def run() -> None:
+        results.append(engine.run(train_where_one_dies, spec, args=(str(tmp_path),)))
+
+    job = threading.Thread(target=run)
+    job.start()
+    try:
+        raylets = [fleet.raylet(node) for node in fleet.nodes]
+        Fleet.wait_until(lambda: any(standbys_below(each, 1) for each in raylets))
+    finally:
+        (tmp_path / "die").touch()
+        job.join()
+    assert results[0].values == (False, True), results[0].job.reasons
+
+
 def test_a_spare_takes_the_place_of_a_process_whose_node_is_lost(
     fleet: Fleet, tmp_path: Path
 ) -> None:
