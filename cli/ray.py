@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -37,6 +38,14 @@ def _amounts(resources: dict[str, str]) -> dict[str, float]:
         return {name: float(amount) for name, amount in resources.items()} or {"CPU": 1.0}
     except ValueError as error:
         raise click.UsageError(f"--resource: expected NAME=AMOUNT: {error}") from None
+
+
+def without_effect(chosen: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the options that do nothing beside the others, and why."""
+    idle = idle_standbys(chosen)
+    if not (chosen["max_failures"] or chosen["max_preemptions"]):
+        idle["--spares"] = "is for processes that are replaced: add --max-restarts"
+    return idle
 
 
 @launch_command()
@@ -78,7 +87,7 @@ def ray(
     from holdfast.launch import ray as engine
     from holdfast.launch.workers.output import ConsoleOutput
 
-    refuse(idle_standbys(click.get_current_context().params))
+    refuse(without_effect(click.get_current_context().params))
     lines = ConsoleOutput(
         sys.stderr if as_json else sys.stdout, sys.stderr, options["num_processes"]
     )

@@ -18,9 +18,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from holdfast.cli import ray as ray_module
 from holdfast.cli import run as run_module
 from holdfast.cli import slurm as slurm_module
-from holdfast.cli.common import idle_standbys, refuse
+from holdfast.cli.common import refuse
 from holdfast.cli.entry import main
 from holdfast.cli.ray import ray
 from holdfast.cli.run import run
@@ -193,7 +194,11 @@ ALONE = {
         "--web-port 0": "add --web",
         "--metrics-host 127.0.0.1": "add --metrics-port",
     },
-    "ray -n 1": {"--standby": "add --max-restarts", "--preload flax": "add --max-restarts"},
+    "ray -n 1": {
+        "--standby": "add --max-restarts",
+        "--preload flax": "add --max-restarts",
+        "--spares 9": "add --max-restarts",
+    },
     "slurm": {"--startup-timeout-s 9": "add --stall-timeout-s"},
 }
 VALUES = {"command": ["true"], "address": ["a"], "preload": ["flax"], "resources": ["CPU=1"]}
@@ -222,7 +227,11 @@ def test_an_option_that_does_nothing_is_refused(line: str) -> None:
 
 def refusal(command: click.Command, typed: list[str]) -> str:
     """Returns why a command line is refused, "" where it is not."""
-    idle = {run: run_module.without_effect, ray: idle_standbys, slurm: slurm_module.without_effect}
+    idle = {
+        run: run_module.without_effect,
+        ray: ray_module.without_effect,
+        slurm: slurm_module.without_effect,
+    }
     try:
         with command.make_context(command.name, typed) as context:
             if command in idle:
