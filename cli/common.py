@@ -286,7 +286,7 @@ def standby_options(command: _Command) -> _Command:
         "--preload",
         default="",
         metavar="MODULES",
-        help="What standbys import besides jax and holdfast: flax,optax",
+        help="What standbys import besides jax, holdfast and a script's first imports: flax",
     )(command)
     return click.option(
         "--standby/--no-standby",

@@ -60,13 +60,14 @@ def _is_this_interpreter(name: str, env: Mapping[str, str], cwd: str | Path | No
 
 @dataclass(frozen=True, kw_only=True)
 class StandbySettings:
-    """Interpreters that wait to become the processes of the next attempt.
+    """Interpreters that wait to become the processes of the next attempt. They have imported jax,
+    holdfast, `preload`, and the installed modules with which the script begins.
 
     Raises ValueError for names in `preload` that no module can have.
     """
 
     wanted: bool | None = None  # None: where restarts are allowed
-    preload: Sequence[str] = ()  # modules, imported besides jax and holdfast
+    preload: Sequence[str] = ()  # modules
 
     def __post_init__(self) -> None:
         for name in self.preload:

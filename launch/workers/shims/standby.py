@@ -1,5 +1,8 @@
 """Imports what a program needs, waits, and becomes the program.
 
+That is MODULES, and what a script itself imports before it does anything else, as far as that is
+installed: a module of its own may read what is told later.
+
 Run as a script by its path: `python standby.py FD MODULES COMMAND...`.
 
 COMMAND is `python [-u] SCRIPT ...` or `python [-u] -m MODULE ...`; MODULES are separated by commas.
@@ -15,6 +18,7 @@ The program is the real `__main__`, so this file loads itself once more under a 
 leaves `__main__` empty.
 """
 
+import ast
 import builtins
 import contextlib
 import gc
@@ -27,9 +31,11 @@ import runpy
 import select
 import socket
 import sys
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NoReturn
 
+_INSTALLED = ("site-packages", "dist-packages")
 _NAME = "_holdfast_standby"
 _TITLE = "_holdfast_title"
 
@@ -207,6 +213,47 @@ def preload(modules: list[str]) -> str:
     return ""
 
 
+def first_imports(path: str) -> Iterator[str]:
+    """Yields what a script imports before it does anything else: modules, and names in them."""
+    with open(path, "rb") as file:
+        statements = ast.parse(file.read()).body
+    for statement in statements:
+        for each in statement.body if isinstance(statement, ast.Try) else [statement]:
+            if isinstance(each, ast.Import):
+                yield from (alias.name for alias in each.names)
+            elif isinstance(each, ast.ImportFrom) and each.module and not each.level:
+                yield from (f"{each.module}.{alias.name}" for alias in each.names)
+            elif not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)):
+                return
+
+
+def is_installed(root: str) -> bool:
+    """Returns whether a module is of Python's own, or in a folder of installed packages."""
+    if root in sys.stdlib_module_names or root in sys.modules:
+        return True
+    spec = importlib.util.find_spec(root)
+    places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
+    return any(f"{os.sep}{name}{os.sep}" in place for place in places for name in _INSTALLED)
+
+
+def preload_first(path: str) -> str:
+    """Imports what a script imports first, up to what is not installed; returns why that cannot be,
+    as `preload` does. What cannot be imported the program will meet itself.
+    """
+    with contextlib.suppress(BaseException):  # of a script, too, that cannot be read
+        for name in first_imports(path):
+            if not is_installed(name.partition(".")[0]):
+                break
+            module, _, attribute = name.rpartition(".")
+            if module:
+                importlib.import_module(module)
+            if not (module and hasattr(sys.modules[module], attribute)):
+                importlib.import_module(name)
+            if backend_is_up():
+                return f"importing {name} starts a jax backend, which is for the program alone"
+    return ""
+
+
 def hide_our_frames() -> None:
     """Has an error of the program printed as if this file had not called it."""
     hook = sys.excepthook
@@ -245,6 +292,8 @@ def main(descriptor: str, modules: str, *command: str) -> None:
     if not sys.flags.safe_path:
         sys.path[0] = folder
     why = preload(modules.split(","))
+    if not (why or program.module):
+        why = preload_first(program.argv[0])
     if why:
         launcher.send("failed", why)
         if not launcher.has_told():

@@ -267,6 +267,38 @@ def test_a_waiting_one_has_jax_and_no_backend(env: dict[str, str], tmp_path: Pat
     waiting.standby.close()
 
 
+def test_what_a_script_imports_first_is_imported_ahead(env: dict[str, str], tmp_path: Path) -> None:
+    """What is installed, up to the first module of its own, which may read what is told later."""
+    installed = tmp_path / "site-packages"
+    for folder, name in (
+        *((installed, each) for each in ("plain", "tried", "behind", "later")),
+        (tmp_path, "own"),
+    ):
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.py").write_text(
+            f"from pathlib import Path\nvalue = 1\nPath({str(tmp_path)!r}, '{name}.done').touch()\n"
+        )
+    program = tmp_path / "program.py"
+    program.write_text(
+        '"""Trains."""\nfrom __future__ import annotations\nimport os, plain\n'
+        "try:\n    from tried import value\nexcept ImportError:\n    value = 0\n"
+        "import own\nimport behind\nprint(value, plain.value)\nimport later\n"
+    )
+    env |= {"PYTHONPATH": f"{installed}{os.pathsep}{env['PYTHONPATH']}"}
+    command = [sys.executable, "program.py"]
+    waiting = Waiting(command, env, tmp_path)
+    assert sorted(each.stem for each in tmp_path.glob("*.done")) == ["plain", "tried"]
+    assert waiting.take() == ["1 1", 0]
+    assert sorted(each.stem for each in tmp_path.glob("*.done")) == [
+        *("behind", "later", "own", "plain", "tried"),
+    ]
+    waiting.standby.close()
+    for source in ("import no_such_module", "this is no Python", "import plain.nothing"):
+        program.write_text(source)
+        ended = warm(command, env, tmp_path)
+        assert ended is not None and ended[-2:] == cold(command, env, tmp_path)[-2:]
+
+
 BAD = {
     "no_such_module": (
         "importing no_such_module: ModuleNotFoundError: No module named 'no_such_module'"
