@@ -39,7 +39,7 @@ MOST: dict[str, dict[str, int]] = {
 MOST_TOKENS = {
     "coordination": 72.3,
     "multihost": 47.6,
-    "checkpoint": 196.5,
+    "checkpoint": 196.6,
     "launch": 51.5,
     "compat": 35.5,
     "web": 8.8,

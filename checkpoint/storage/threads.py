@@ -207,9 +207,24 @@ def register_at_exit(finish: Callable[[], None]) -> None:
     A child of `multiprocessing` may have no such hooks. There it is called when the main thread
     ends, and other threads may work on.
     """
-    atexit.register(finish)
+
+    def end() -> None:
+        finish()
+        _stay_interrupted()
+
+    atexit.register(end)
     # Hooks of `threading` come before the other threads have ended.
     getattr(threading, "_register_atexit", atexit.register)(_finish_child, finish)
+
+
+def _stay_interrupted() -> None:
+    """Has a program that Ctrl-C ends end by its signal, however much was done meanwhile: CPython
+    goes by the last text that it ran, and each dataclass that is imported late runs one.
+    """
+    interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
+    if interrupted and not hasattr(sys, "ps1"):
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")
 
 
 def _finish_child(finish: Callable[[], None]) -> None:

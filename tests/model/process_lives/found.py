@@ -7,6 +7,7 @@ from .life import Life
 FOUND: dict[str, Life] = {
     # On every Python.
     "a manager that is dropped": Life(holder="collected"),
+    "a manager that is dropped, and Ctrl-C": Life(end="interrupt"),
     "its save fails, and its handle is kept": Life(holder="handle", call="fails"),
     "its save fails, and the log goes to a file": Life(call="fails", quiet=True),
     "a thread that outlives main uses a manager of main's": Life(

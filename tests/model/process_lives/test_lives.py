@@ -13,7 +13,7 @@ from .lives import divergence_of
 lives = functools.partial(check_lives, "tests.model.process_lives")
 
 
-@pytest.mark.parametrize("name", list(FOUND)[:2])
+@pytest.mark.parametrize("name", list(FOUND)[:3])
 def test_what_is_lost_most_easily_is_not(name: str) -> None:
     """Of a manager that is gone before its save has ended."""
     divergence = divergence_of(FOUND[name])
