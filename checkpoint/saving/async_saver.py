@@ -25,7 +25,7 @@ from ..agreement.save_protocol import SaveResult
 from ..errors import CheckpointError, SaveCancelled, SaveFailed, error_text
 from ..notebook import html_table, shown_bytes
 from ..steps.opening import OpenRoot
-from ..storage.threads import Latch, start_thread
+from ..storage.threads import Latch, start_thread, stay_interrupted
 from .commit import RESULT_WAIT_S
 from .snapshot import ArrayWaits
 from .stager import OneSave, SaveOrder
@@ -325,6 +325,7 @@ class AsyncSaver:
         if queued is None:
             self._last = handle
             handle._run()
+            stay_interrupted()
             return
         try:
             _held.add(handle)

@@ -210,14 +210,14 @@ def register_at_exit(finish: Callable[[], None]) -> None:
 
     def end() -> None:
         finish()
-        _stay_interrupted()
+        stay_interrupted()
 
     atexit.register(end)
     # Hooks of `threading` come before the other threads have ended.
     getattr(threading, "_register_atexit", atexit.register)(_finish_child, finish)
 
 
-def _stay_interrupted() -> None:
+def stay_interrupted() -> None:
     """Has a program that Ctrl-C ends end by its signal, however much was done meanwhile: CPython
     goes by the last text that it ran, and each dataclass that is imported late runs one.
     """

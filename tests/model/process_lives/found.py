@@ -14,6 +14,7 @@ FOUND: dict[str, Life] = {
         "thread", "global", end="main first", made_first=True
     ),
     "a hook that was there before ours": Life("early hook"),
+    "that hook saves, after Ctrl-C": Life("early hook", end="interrupt"),
     "that hook has a manager of main's": Life("early hook", "global", made_first=True),
     "a save in it fails": Life("early hook", "global", "fails"),
     # On those that start no thread at their end.
