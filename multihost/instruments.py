@@ -134,11 +134,14 @@ def _tracer() -> Any:
 
 @functools.cache
 def _open_telemetry() -> Any:
-    """Returns its API; None where it is not installed."""
+    """Returns its API; None where it is not installed, or is half imported for good: a child that
+    was forked while its parent imported it.
+    """
     try:
-        return importlib.import_module("opentelemetry.trace")
+        api = importlib.import_module("opentelemetry.trace")
     except ImportError:
         return None
+    return api if hasattr(api, "use_span") else None  # which it defines last
 
 
 class Compilations:
