@@ -509,13 +509,11 @@ def _keeping_compiled(settings: RunSettings, output: Output) -> dict[str, str]:
 def _standbys(
     command: Sequence[str], job: Job, settings: RunSettings, output: Output
 ) -> Standbys | None:
-    policy = settings.restart
-    allowed = policy.max_failures + policy.max_preemptions
     return standbys_of(
         command,
         settings.env or {},
         settings.standby,
         cwd=settings.cwd,
-        restarts=allowed > 0 or job.min_processes < job.max_processes,
+        restarts=job.may_restart,
         say=output.say,
     )

@@ -162,6 +162,12 @@ class Job(Attempt):
         return self.state in (State.FINISHED, State.PREEMPTED, State.FAILED)
 
     @property
+    def may_restart(self) -> bool:
+        """Whether an attempt may follow the first."""
+        allowed = self.policy.max_failures + self.policy.max_preemptions
+        return allowed > 0 or self.min_processes < self.max_processes
+
+    @property
     def grows(self) -> bool:
         """Whether the processes leave for no other reason than to come back as more."""
         is_alone = self.notices.keys() == {GROWING}

@@ -97,6 +97,11 @@ class JobSpec:
                 f"resources={dict(self.resources)}: a process needs at least some of one resource"
             )
 
+    def job(self, job_id: str) -> Job:
+        """Returns the job before its first attempt. ValueError: numbers that do not fit."""
+        least = self.min_processes or self.num_processes
+        return Job(job_id, least, self.num_processes, self.restart)
+
 
 @dataclass(frozen=True)
 class RayResult:
@@ -158,7 +163,7 @@ def _run(
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False)
     job_id = spec.job_id or f"ray-{uuid.uuid4().hex[:12]}"
-    job = Job(job_id, spec.min_processes or spec.num_processes, spec.num_processes, spec.restart)
+    job = spec.job(job_id)
     with console_unless(output, spec.num_processes) as lines:
         engine = RayEngine(job_id, spec, command=command, call=call, output=lines)
         return RayResult(run_job(job, engine, lines), engine.values())
@@ -283,6 +288,7 @@ class RayEngine(ReplacingEngine):
         self.errand = Errand(command or ())
         self._job_id = job_id
         self._spec = spec
+        self._restarts = spec.job(job_id).may_restart
         self._command = command
         self._call = call
         self._why_waiting = ""
@@ -612,7 +618,7 @@ class RayEngine(ReplacingEngine):
             spare.actors[0].prepare.remote(
                 self._command, self._call, self._process_spec(0), dict(spec.env)
             )
-            spare.actors[0].warm.remote(spec.standby, self._policy)
+            spare.actors[0].warm.remote(spec.standby, restarts=self._restarts)
 
     def _take_spares(self, ranks: Sequence[int]) -> list[int]:
         """Has processes take the places of spares; returns those that found none."""
@@ -713,7 +719,7 @@ class RayEngine(ReplacingEngine):
         """Has the next standby of a machine begin: the cores are for the steps."""
         cold = (self._cold or {}).get(node_id)
         if cold and (actor := self._gang.actors.get(cold.pop(0))) is not None:
-            actor.warm.remote(self._spec.standby, self._policy)
+            actor.warm.remote(self._spec.standby, restarts=self._restarts)
 
     def _go_on(self) -> list[Event]:
         """Goes on with what has begun; returns what comes of it."""

@@ -22,7 +22,6 @@ from holdfast.coordination.process.diagnose import place_of
 from holdfast.coordination.process.job_folder import keep_from_cleaners
 from holdfast.multihost import ProcessSpec
 
-from ...supervisor.job import RestartPolicy
 from ...workers.coordinator import Coordinator
 from ...workers.environment import worker_env
 from ...workers.process import CALL_RUNNER, WorkerProcess
@@ -124,7 +123,7 @@ class WorkerActor:
         self._process = worker
         return lines
 
-    def warm(self, settings: StandbySettings, policy: RestartPolicy) -> None:
+    def warm(self, settings: StandbySettings, *, restarts: bool) -> None:
         """Has a standby for what was prepared begin, where it is wanted and there is none; `poll`
         tells when it is ready.
         """
@@ -138,7 +137,7 @@ class WorkerActor:
                 env,
                 settings,
                 cwd=None,
-                restarts=bool(policy.max_failures or policy.max_preemptions),
+                restarts=restarts,
                 say=lambda line: self._updates.put(f"holdfast: {line}"),
             )
         if self._standbys is not None:
