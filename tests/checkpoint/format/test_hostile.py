@@ -275,8 +275,8 @@ def test_keys_that_jax_cannot_make(tmp_path: Path) -> None:
 
 
 def test_no_pickle_and_no_imports_by_name() -> None:
-    """No module of the room imports pickle or marshal, and none evaluates or imports by a name from
-    a file.
+    """No module of the room imports pickle or marshal, and none evaluates or imports what does not
+    stand in it.
     """
     for path in Path(holdfast.checkpoint.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -289,11 +289,7 @@ def test_no_pickle_and_no_imports_by_name() -> None:
             assert not {"pickle", "marshal", "shelve", "dill", "cloudpickle"} & set(names), path
             if isinstance(node, ast.Call):
                 called = getattr(node.func, "id", getattr(node.func, "attr", ""))
-                assert called not in (
-                    "eval",
-                    "exec",
-                    "__import__",
-                    "import_module",
-                ), f"{path}: {called}"
+                if called in ("eval", "exec", "__import__", "import_module"):
+                    assert all(isinstance(value, ast.Constant) for value in node.args), path
                 if called in ("load", "fromfile"):
                     assert not any(keyword.arg == "allow_pickle" for keyword in node.keywords), path
