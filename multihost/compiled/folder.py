@@ -65,8 +65,7 @@ def keep_compiled(folder: str | Path | None = None, *, max_bytes: int = MAX_BYTE
     `folder`, else below HOLDFAST_COMPILE_CACHE, else in `holdfast/compiled` of XDG_CACHE_HOME
     (`~/.cache`), or of the temporary folder where that is on a network file system. What was not
     used for 30 days goes, and beyond `max_bytes` what was used longest ago. Call it before the
-    first computation; `initialize()` does in a job of several processes. Does not block. On CPU,
-    jax 0.12.0.1 writes what process 0 compiles alone: the others compile again.
+    first computation; `initialize()` does in a job of several processes. Does not block.
 
     Returns the folder. None: HOLDFAST_COMPILE_CACHE is "off"; JAX_COMPILATION_CACHE_DIR or jax's
     option of that name is set, and stays; or there can be no such folder, and a warning says why.

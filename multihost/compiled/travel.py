@@ -1,9 +1,8 @@
 """Compiled programs of the other hosts of a job: each host comes to hold what any of them has.
 
-jax writes on the host of process 0 alone; on CPU, before 0.12.0.1, each process its own. A host
-that comes new would compile everything while the others wait. So the hosts tell each other at the
-start of an attempt what they have, and fetch what they lack; what is compiled later they fetch in
-the background.
+jax writes on the host of process 0 alone, on CPU each process its own. A host that comes new would
+compile everything while the others wait. So the hosts tell each other at the start of an attempt
+what they have, and fetch what they lack; what is compiled later they fetch in the background.
 
 Whether jax finds an entry has to be the same on all hosts: on GPUs the processes that compile wait
 for the results of those that do not. So in a job of several hosts jax sees a folder of its process,

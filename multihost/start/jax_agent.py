@@ -30,14 +30,7 @@ _HEARTBEAT_S = 86400
 # Among alternative names in DER: the tag, and the length of what follows.
 _URI = re.compile(rb"\x86\x81?(.)", re.DOTALL)
 _WRITE = "_cache_write"  # of jax's compiler: writes an entry of the compilation cache
-_ENTRY = {
-    "cache_key",
-    "compile_time_secs",
-    "module_name",
-    "backend",
-    "executable",
-    "host_callbacks",
-}
+_ENTRY = {"cache_key", "compile_time_secs", "module_name", "backend", "executable"}
 _jax_writes: Any = getattr(compiler, _WRITE, None)
 _COLLECTIVE_TIMEOUT_FLAG = "xla_cpu_collective_timeout_seconds"
 
@@ -108,7 +101,8 @@ def _write_compiled(*given: Any, **named: Any) -> None:
     config: Any = jax.config  # jax does not type it
     is_short = compile_s < config.jax_persistent_cache_min_compile_time_secs
     is_own = backend.platform == "cpu" and distributed.global_state.process_id != 0
-    if is_own and not is_short and not entry["host_callbacks"]:
+    # Before jax 0.11.2 a program with callbacks holds pointers into its process.
+    if is_own and not is_short and not entry.get("host_callbacks"):
         with suppress(Exception):  # a cache that cannot be written costs time alone
             compilation_cache.put_executable_and_time(
                 entry["cache_key"],
