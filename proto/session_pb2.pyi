@@ -158,16 +158,14 @@ class Task(_message.Message):
     def __init__(self, info: _Optional[_Union[_coordination_pb2.TaskInfo, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("version", "full", "tasks", "packed")
+    __slots__ = ("version", "tasks", "packed")
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    FULL_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     PACKED_FIELD_NUMBER: _ClassVar[int]
     version: int
-    full: bool
     tasks: _containers.RepeatedCompositeFieldContainer[Task]
     packed: bytes
-    def __init__(self, version: _Optional[int] = ..., full: bool = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., packed: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., packed: _Optional[bytes] = ...) -> None: ...
 
 class Tasks(_message.Message):
     __slots__ = ("tasks",)
@@ -432,14 +430,16 @@ class NextAttempt(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., coordinator: _Optional[str] = ..., staying: _Optional[_Iterable[int]] = ..., why: _Optional[str] = ..., saving: _Optional[_Iterable[int]] = ..., num_processes: _Optional[int] = ..., places: _Optional[_Mapping[int, Place]] = ...) -> None: ...
 
 class Place(_message.Message):
-    __slots__ = ("local_rank", "local_count", "devices")
+    __slots__ = ("local_rank", "local_count", "devices", "process_id")
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_COUNT_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
     local_rank: int
     local_count: int
     devices: str
-    def __init__(self, local_rank: _Optional[int] = ..., local_count: _Optional[int] = ..., devices: _Optional[str] = ...) -> None: ...
+    process_id: int
+    def __init__(self, local_rank: _Optional[int] = ..., local_count: _Optional[int] = ..., devices: _Optional[str] = ..., process_id: _Optional[int] = ...) -> None: ...
 
 class EndAttemptResponse(_message.Message):
     __slots__ = ()

@@ -564,7 +564,7 @@ class SessionStreams:
 
 def _delta_since(task_table: TaskTable, version: int) -> bytes:
     tasks = [_task_message(task) for task in task_table.changed_since(version)]
-    delta = session_pb2.Delta(version=task_table.version, full=version < 0)
+    delta = session_pb2.Delta(version=task_table.version)
     if len(tasks) <= _MOST_LISTED:
         delta.tasks.extend(tasks)
     else:

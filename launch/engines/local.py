@@ -228,12 +228,14 @@ class LocalEngine(ReplacingEngine):
             del self._environments[process]
         self._hand_over(action)
 
-    def _places(self, action: Rejoin) -> Mapping[int, session_pb2.Place]:
-        count = action.num_processes
+    def _places(self, num_processes: int) -> Mapping[int, session_pb2.Place]:
         given = self._settings.env or {}
         return {
             rank: session_pb2.Place(
-                local_rank=rank, local_count=count, devices=own_devices(given, rank, count)
+                process_id=rank,
+                local_rank=rank,
+                local_count=num_processes,
+                devices=own_devices(given, rank, num_processes),
             )
             for rank in self._staying
         }

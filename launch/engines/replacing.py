@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from holdfast.proto import session_pb2
 
@@ -11,6 +11,8 @@ from ..supervisor.engine import start_failed
 from ..supervisor.job import Event, Exited, Progressed, Rejoin, RestartPolicy
 from ..workers.output import Output
 from .base import NOT_STARTED, BaseEngine
+
+T = TypeVar("T")
 
 MOST_LOOKS = 4
 """At so many processes that are late: each takes up to 6 s."""
@@ -28,6 +30,13 @@ class AttemptCoordinator(Protocol):
 
     def close(self) -> None:
         """Ends it."""
+
+
+def renumbered(every: Mapping[int, T], numbers_before: Sequence[int]) -> dict[int, T]:
+    """Returns what there is for the processes that have new numbers, by these."""
+    return {
+        process: every[before] for process, before in enumerate(numbers_before) if before in every
+    }
 
 
 class ReplacingEngine(BaseEngine):
@@ -54,12 +63,18 @@ class ReplacingEngine(BaseEngine):
         outlived = frozenset(process for process, life in lives if life < self._attempt)
         return outlived.intersection(range(self._num_processes))
 
-    def _leave_attempt(self) -> None:
-        """Keeps the coordinator of the attempt that is over for those that stay."""
+    def _leave_attempt(self, numbers_before: Sequence[int] = ()) -> None:
+        """Keeps the coordinator of the attempt that is over for those that stay, and knows them by
+        their new numbers.
+        """
         assert self._coordinator is not None
         self._older.append(self._coordinator)
         self._close_watch()
         self._pids |= {task.task_id: task.pid for task in self._status.tasks if task.pid}
+        if numbers_before:
+            self._lives = renumbered(self._lives, numbers_before)
+            self._gone = renumbered(self._gone, numbers_before)
+            self._pids = renumbered(self._pids, numbers_before)
 
     def _hand_over(self, action: Rejoin) -> None:
         """Says to those that stay where the attempt is that has begun: its watch is open."""
@@ -70,18 +85,24 @@ class ReplacingEngine(BaseEngine):
         following = session_pb2.NextAttempt(
             attempt=action.attempt,
             coordinator=self._coordinator.address,
-            staying=sorted(action.staying - action.going),
-            saving=sorted(action.saving),
+            staying=sorted(map(action.number_before, action.staying - action.going)),
+            saving=sorted(map(action.number_before, action.saving)),
             why=f"attempt {action.attempt - 1} is over: {action.why}",
             num_processes=action.num_processes,
-            places=self._places(action),
+            places={
+                action.number_before(process): place
+                for process, place in self._places(action.num_processes).items()
+            },
         )
-        # One that is on its way to an attempt between finds out there.
-        for older in self._older:
+        # One that is on its way to an attempt between finds out there, and has to where its number
+        # was another one before that.
+        numbers = action.numbers_before
+        is_same = numbers == tuple(range(len(numbers)))
+        for older in self._older if is_same else self._older[-1:]:
             older.end_attempt(following)
 
-    def _places(self, action: Rejoin) -> Mapping[int, session_pb2.Place]:
-        """Returns what changes for those that stay, where their machines get more or fewer."""
+    def _places(self, num_processes: int) -> Mapping[int, session_pb2.Place]:
+        """Returns who those are that stay, where that may change."""
         return {}
 
     def _dismiss(self) -> None:

@@ -8,7 +8,8 @@ It has no clock, thread, process or socket.
     running -> restarting -> scheduling
         a process died or hangs, while its budget lasts
     running -> rejoining -> running
-        likewise, where all others can outlive the attempt
+        likewise, where all others can outlive the attempt; and where there is no room for those
+        that were lost, and the job may have fewer
     running -> preempting -> restarting -> scheduling
         a notice: save, leave, come back
     running -> preempting -> rejoining -> running
@@ -82,6 +83,7 @@ from .job import (
     Terminate,
     Tick,
     Unnotify,
+    Unplaced,
     Waiting,
     Withdrawn,
 )
@@ -496,14 +498,53 @@ def _on_tick_while_preempting(job: Job, event: Tick, now: float) -> Decision:
 
 
 def _staying(job: Job, error: JobError) -> frozenset[int]:
-    """Returns the processes that outlive the attempt that `error` ends: none, or all that live but
-    for those that a replacement has only just started.
-    """
-    staying = job.alive & (job.restartable | job.rejoining) - job.leaving - job.going
+    """Returns the processes that outlive the attempt that `error` ends."""
     has_begun = job.state in (State.RUNNING, State.REJOINING) and not job.notices
     is_death = bool(error.processes) and job.exit_codes.keys() >= set(error.processes)
-    all_can = job.alive - staying <= (job.replaced - job.restartable) | job.going
-    return staying if has_begun and is_death and all_can else frozenset()
+    return _able(job, job.alive) if has_begun and is_death else frozenset()
+
+
+def _able(job: Job, alive: frozenset[int]) -> frozenset[int]:
+    """Returns those of the processes that can outlive the attempt: none, or all but for those that
+    a replacement has only just started.
+    """
+    able = alive & (job.restartable | job.rejoining) - job.leaving - job.going
+    all_can = alive - able <= (job.replaced - job.restartable) | job.going
+    return able if all_can else frozenset()
+
+
+def _on_unplaced(job: Job, event: Unplaced, now: float) -> Decision:
+    """Has those that stay go on without those for whom there is no room, under numbers without a
+    gap. The death that this comes from has been counted.
+    """
+    left = job.alive - event.processes
+    staying = _able(job, left)
+    too_few = not staying or len(left) < job.min_processes
+    if too_few or job.surplus or job.exit_codes or job.notices:
+        return _on_start_failed(job, StartFailed(event.attempt, event.why), now)
+    numbers = tuple(sorted(left))
+    new = {before: process for process, before in enumerate(numbers)}
+
+    def renumbered(processes: frozenset[int]) -> frozenset[int]:
+        return frozenset(new[each] for each in processes & new.keys())
+
+    going = renumbered(job.going)
+    fewer = replace(
+        job,
+        alive=frozenset(new.values()),
+        lives={new[each]: life for each, life in job.lives.items() if each in new},
+        held=going,
+        rejoining=renumbered(job.rejoining),
+        saving_before=renumbered(job.saving_before),
+        saves={},  # nobody can have saved before all have met
+        resize_to=0,
+    )
+    why = f"{event.why}; {len(numbers)} of {counted(job.num_processes, 'process')} go on"
+    decision = _rejoin(fewer, why, now, renumbered(staying))
+    rejoin, *others = decision.actions
+    assert isinstance(rejoin, Rejoin)
+    rejoin = replace(rejoin, numbers_before=numbers)
+    return _decision(decision.job, decision.reason, rejoin, *others)
 
 
 def _rejoin(job: Job, why: str, now: float, staying: frozenset[int]) -> Decision:
@@ -974,12 +1015,14 @@ _TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
     (State.SCHEDULING, StartFailed): _on_start_failed,
     (State.RUNNING, Exited): _on_exit_while_running,
     (State.RUNNING, StartFailed): _on_start_failed,
+    (State.RUNNING, Unplaced): _on_unplaced,
     (State.RUNNING, Noticed): _on_notice,
     (State.RUNNING, Capacity): _on_capacity,
     (State.RUNNING, CoordinatorEnded): _on_coordinator_ended,
     (State.RUNNING, Stalled): _on_stalled,
     (State.REJOINING, Exited): _on_exit_while_running,
     (State.REJOINING, StartFailed): _on_start_failed,
+    (State.REJOINING, Unplaced): _on_unplaced,
     (State.REJOINING, Noticed): _on_notice,
     (State.REJOINING, CoordinatorEnded): _on_coordinator_ended,
     (State.REJOINING, Stalled): _on_stalled,

@@ -239,6 +239,17 @@ class StartFailed:
 
 
 @dataclass(frozen=True)
+class Unplaced:
+    """There is no room for processes of an attempt that others stay for, and why; it may have fewer
+    by so many.
+    """
+
+    attempt: int
+    processes: frozenset[int]
+    why: str
+
+
+@dataclass(frozen=True)
 class CoordinatorEnded:
     """The coordinator of an attempt is gone while processes still need it."""
 
@@ -339,6 +350,7 @@ Event: TypeAlias = (
     | Reserved
     | Waiting
     | StartFailed
+    | Unplaced
     | CoordinatorEnded
     | Exited
     | Progressed
@@ -437,6 +449,12 @@ class Rejoin:
     # Of those that stay: they live, and end by themselves, to be replaced then if the attempt has
     # their numbers.
     going: frozenset[int] = frozenset()
+    # Which number each process had in the attempt before, where that has lost some for good.
+    numbers_before: tuple[int, ...] = ()
+
+    def number_before(self, process: int) -> int:
+        """Returns the number that one of those that stay had in the attempt before."""
+        return self.numbers_before[process] if self.numbers_before else process
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from holdfast.coordination import (
 )
 from holdfast.coordination.address import beside
 from holdfast.coordination.names import DECIDES, GROW_KEY, LOCAL_DEVICES, NEXT_KEY
-from holdfast.proto.session_pb2 import NextAttempt
+from holdfast.proto.session_pb2 import NextAttempt, Place
 
 from ..job import AttemptOver, Job, clear_caches, current_job, forget_job, settle_all
 from ..liveness.health import health
@@ -58,7 +58,8 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
     When it returns, the process leaves the job, and this returns what it returned.
 
     The launcher decides: `holdfast run`, `ray` and `slurm` replace the process that died, and this
-    one is in the next attempt without a start of its own. They do so, too, where some processes
+    one is in the next attempt without a start of its own; with another number, where the job goes
+    on with fewer processes. They do so, too, where some processes
     have a notice of preemption, or the job is to have more or fewer of them, and `train` returns at
     the step at which all stop: this returns in those that leave, and calls `train` again in the
     others. One that sits in a call for a second,
@@ -100,21 +101,21 @@ def _following_spec(spec: ProcessSpec, following: NextAttempt) -> ProcessSpec:
     coordinator = following.coordinator
     if spec.host_address is not None:  # a relay stands between, with a socket for each attempt
         coordinator = beside(spec.coordinator, f"{following.attempt}")
-    local_rank = spec.local_rank
-    local_count = spec.local_count
+    place = Place(
+        process_id=spec.process_id, local_rank=spec.local_rank, local_count=spec.local_count
+    )
     if spec.process_id in following.places:
         place = following.places[spec.process_id]
-        local_rank = place.local_rank
-        local_count = place.local_count
-        if place.devices:
-            os.environ[LOCAL_DEVICES] = place.devices
+    if place.devices:
+        os.environ[LOCAL_DEVICES] = place.devices
     return replace(
         spec,
         attempt=following.attempt,
         coordinator=coordinator,
+        process_id=place.process_id,
         num_processes=following.num_processes,
-        local_rank=local_rank,
-        local_count=local_count,
+        local_rank=place.local_rank,
+        local_count=place.local_count,
     )
 
 

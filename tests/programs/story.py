@@ -23,6 +23,12 @@ _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', 
 _TROUBLE = re.compile(
     r"Exception ignored in|Fatal Python error|ResourceWarning|was never awaited|Error in atexit"
 )
+# A Ctrl-C that comes when the program is done meets what jax has to do at its end.
+_JAX_AT_EXIT = re.compile(
+    r"^((?:\[\d+\] )?)Exception ignored in atexit callback.*\n\1Traceback .*\n"
+    r'(?:\1  File ".*/jax/.*\n(?:\1    .*\n)*)+\1KeyboardInterrupt.*$',
+    re.MULTILINE,
+)
 _CAUSED = ("The above exception was", "During handling of the above")
 # What a program's own call may raise where another process is gone.
 _OF_LOSS = "Gloo|ProcessLost|SaveFailed|CheckpointError|is lost|is gone|is over"
@@ -240,8 +246,11 @@ def _tracebacks(part: Part, program: str) -> Iterator[str]:
         path = part.log_dir / name
         if part.launched and path.exists():
             logs[name] = path.read_text(errors="replace")
-    own_errors = "KeyboardInterrupt" if any("SIGINT" in sent for sent in part.sent) else _OF_LOSS
+    is_interrupted = any("SIGINT" in sent for sent in part.sent)
+    own_errors = "KeyboardInterrupt" if is_interrupted else _OF_LOSS
     for name, text in logs.items():
+        if is_interrupted:
+            text = _JAX_AT_EXIT.sub("", text)
         for lines in _streams(text):
             for traceback in _tracebacks_in(lines):
                 own = f"{program}.py" in traceback

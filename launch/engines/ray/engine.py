@@ -33,6 +33,7 @@ from ...supervisor.job import (
     Reserve,
     Reserved,
     RestartPolicy,
+    Unplaced,
     Waiting,
 )
 from ...supervisor.ledger import Errand
@@ -41,7 +42,7 @@ from ...workers.output import Output, console_unless
 from ...workers.secrets import JobSecrets, require_cryptography, shown
 from ...workers.standby import StandbySettings
 from ..base import NOT_STARTED, chosen, has_step, run_job
-from ..replacing import MOST_LOOKS, ReplacingEngine
+from ..replacing import MOST_LOOKS, ReplacingEngine, renumbered
 from .cluster import cluster_nodes, load_ray
 from .placement import Node, Placement, place_gang
 from .worker_actor import CoordinatorActor, HostActor, WorkerActor, WorkerUpdate
@@ -217,13 +218,32 @@ class Gang:
     def move(self, ranks: Sequence[int], placement: Placement, group: Any) -> None:
         """Takes machines for processes that have lost theirs, or are new, in the order of ranks."""
         nodes = list(self.placement.nodes)
-        before = {id(group): group for group, _ in self.moved.values()}
+        groups = self._groups
         for bundle, (rank, node) in enumerate(zip(ranks, placement.nodes, strict=True)):
             nodes[rank : rank + 1] = [node]
             self.moved[rank] = (group, bundle)
         self.placement = replace(self.placement, nodes=tuple(nodes))
-        for unused in before.keys() - {id(group) for group, _ in self.moved.values()}:
+        self._remove_unused(groups)
+
+    @property
+    def _groups(self) -> dict[int, Any]:
+        groups = [self.group, *(group for group, _ in self.moved.values())]
+        return {id(group): group for group in groups if group is not None}
+
+    def _remove_unused(self, before: Mapping[int, Any]) -> None:
+        for unused in before.keys() - self._groups:
             load_ray().util.remove_placement_group(before[unused])
+
+    def close_up(self, numbers_before: Sequence[int]) -> None:
+        """Goes on without the machines of those that have no number any more."""
+        groups = self._groups
+        places = [self.moved.get(rank, (self.group, rank)) for rank in numbers_before]
+        nodes = [self.placement.nodes[rank] for rank in numbers_before]
+        self.placement = replace(self.placement, nodes=tuple(nodes))
+        self.actors = renumbered(self.actors, numbers_before)
+        self.moved = dict(enumerate(places))
+        self.group = None
+        self._remove_unused(groups)
 
     def stands(self) -> Turns[bool]:
         """Returns whether every machine and every actor is still there, within 10 s."""
@@ -243,8 +263,7 @@ class Gang:
         ray = load_ray()
         for actor in [*self.actors.values(), *self.hosts.values()]:
             ray.kill(actor)
-        groups = [self.group, *(group for group, _ in self.moved.values())]
-        for group in {id(group): group for group in groups if group is not None}.values():
+        for group in self._groups.values():
             ray.util.remove_placement_group(group)
 
 
@@ -298,7 +317,6 @@ class RayEngine(ReplacingEngine):
         self._pending: dict[Any, tuple[int, int]] = {}
         self._coordinators: Any = None  # their actor
         self._relays: dict[str, Any] = {}  # references to those of the attempt, by machine
-        self._fuller: set[str] = set()  # machines that get new processes beside those that stay
         self._missed: set[int] = set()  # those that did not come, and are replaced
         self._spares: list[Gang] = []  # of one place each
         self._sparing: Turns[None] = _wait_for([], 0.0)  # goes on with each turn, too
@@ -454,10 +472,13 @@ class RayEngine(ReplacingEngine):
     # --- Those that stay, and those that are replaced
 
     def _rejoin(self, action: Rejoin) -> None:
-        self._leave_attempt()
+        self._leave_attempt(action.numbers_before)
         self._work.close()
+        if action.numbers_before:
+            self._close_up(action.numbers_before)
         opening = self._new_coordinator(action.attempt, action.num_processes)
         self._begin_lives(frozenset(self._to_start))
+        self._outcomes = dict.fromkeys(range(action.num_processes))
         self._work = self._come_again(action, opening)
 
     def _come_again(self, action: Rejoin, opening: Any) -> Turns[None]:
@@ -467,28 +488,36 @@ class RayEngine(ReplacingEngine):
         before = len(self._gang.node_ids)
         if new := range(before, action.num_processes):
             yield from self._move(new, deadline)
-        self._fuller = set(self._gang.node_ids[before:])
         # The machine of one that counts as alive may have gone: nobody waits for that one long.
         yield from _wait_for(self._open_relays(action.staying), _RELAYS_S)
         self._hand_over(action)
         yield from self._start_missing()
 
-    def _places(self, action: Rejoin) -> Mapping[int, session_pb2.Place]:
+    def _close_up(self, numbers_before: Sequence[int]) -> None:
+        """Has processes take the numbers of those that the job goes on without."""
+        self._gang.close_up(numbers_before)
+        self._missed.clear()
+        now = {before: rank for rank, before in enumerate(numbers_before)}
+        self._pending = {
+            update: (now[rank], life)
+            for update, (rank, life) in self._pending.items()
+            if rank in now
+        }
+
+    def _places(self, num_processes: int) -> Mapping[int, session_pb2.Place]:
         node_ids = self._gang.node_ids
         return {
             rank: session_pb2.Place(
+                process_id=rank,
                 local_rank=node_ids[:rank].count(node_ids[rank]),
                 local_count=node_ids.count(node_ids[rank]),
             )
             for rank in self._staying
-            if node_ids[rank] in self._fuller
         }
 
     def _replace(self, action: Replace) -> None:
         self._missed |= self._staying & action.processes - self._gone.keys()
         self._begin_lives(action.processes)
-        for rank in action.processes:
-            self._outcomes[rank] = None
 
     def _start_missing(self) -> Turns[None]:
         """Starts the processes of an attempt that are not there, while others are. Never ends: a
@@ -525,7 +554,7 @@ class RayEngine(ReplacingEngine):
     def _seat(self, ranks: Sequence[int], deadline: float) -> Turns[None]:
         """Sees that processes have actors that answer: on other machines where theirs have gone.
 
-        Raises RuntimeError where the job may go on smaller, TimeoutError after the deadline.
+        Raises TimeoutError after the deadline.
         """
         ray = load_ray()
         gang = self._gang
@@ -557,8 +586,8 @@ class RayEngine(ReplacingEngine):
             yield []
 
     def _move(self, ranks: Sequence[int], deadline: float) -> Turns[None]:
-        """Reserves machines for processes that have lost theirs, or are new. Raises as `_seat`
-        does.
+        """Reserves machines for processes that have lost theirs, or are new; says where there is no
+        room, and the job may go on without them. Raises as `_seat` does.
         """
         spec = self._spec
         told = ""
@@ -572,10 +601,11 @@ class RayEngine(ReplacingEngine):
                     self._gang.move(ranks, placement, group)
                     return
             found = placement.why_not_more or "what was free is not any more"
-            why = f"{found}; with a spare node the others would stay"
-            wanted = max(len(self._gang.node_ids), ranks[-1] + 1)
-            if (spec.min_processes or spec.num_processes) < wanted:
-                raise RuntimeError(f"{_those(ranks)} cannot be placed: {why}")
+            why = f"{found}; --spares would have held a place"
+            others = max(len(self._gang.node_ids), ranks[-1] + 1) - count
+            if others >= (spec.min_processes or spec.num_processes):
+                full = f"{_those(ranks)} cannot be placed: {why}"
+                yield [Unplaced(self._attempt, frozenset(ranks), full)]
             if why != told:
                 told = why
                 self._output.say(f"attempt {self._attempt}, {_those(ranks)}: {why}")

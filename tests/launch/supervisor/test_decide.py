@@ -51,6 +51,7 @@ from holdfast.launch.supervisor.job import (
     Terminate,
     Tick,
     Unnotify,
+    Unplaced,
     Waiting,
     Withdrawn,
 )
@@ -1049,6 +1050,49 @@ def test_with_too_little_room_all_leave() -> None:
     assert run.actions == [Notify("room for 1 process only")]
 
 
+def full(attempt: int, *processes: int) -> Unplaced:
+    """Returns the word that there is no room for processes of the attempt."""
+    return Unplaced(attempt, frozenset(processes), "no room for them")
+
+
+def test_without_room_the_others_go_on_as_fewer() -> None:
+    """Under numbers without a gap, out of no further budget: whoever is back already comes again,
+    and a save that can be committed keeps its time.
+    """
+    reported = dict.fromkeys(range(4), SavePosition(0, SaveStage.REPORTED))
+    run = restartable().handle(Progressed(1, 6, saves=reported), Exited(1, 1, -9), back(2, 0))
+    spent = dict(run.job.budget_used)
+    run.handle(full(2, 1))
+    why = "no room for them; 3 of 4 processes go on"
+    assert run.actions == [
+        Rejoin(3, 3, frozenset({0, 1, 2}), why, frozenset({1, 2}), numbers_before=(0, 2, 3))
+    ]
+    assert run.reason == f"{why}; processes 0, 1, 2 stay for attempt 3"
+    assert (run.job.lives, run.job.budget_used) == ({0: 1, 1: 1, 2: 1}, spent)
+    assert run.handle(back(3, 0, 1, 2)).job.state is State.RUNNING
+    assert run.job.num_processes == 3
+    run.handle(Exited(1, 2, -9), full(4, 2))
+    assert isinstance(run.actions[2], Rejoin)
+    assert (run.job.num_processes, run.job.staying) == (2, frozenset({0, 1}))
+
+
+def test_one_that_was_lost_too_is_started_where_there_is_room() -> None:
+    """It is new in the smaller attempt."""
+    run = restartable().handle(Exited(1, 1, -9, met=1), Exited(1, 2, -9, met=1), full(2, 1))
+    rejoin, lost = run.actions[-2:]
+    assert isinstance(rejoin, Rejoin) and rejoin.staying == frozenset({0, 2})
+    assert (rejoin.numbers_before, lost) == ((0, 2, 3), Replace(3, frozenset({1})))
+    assert run.job.lives == {0: 1, 1: 3, 2: 1}
+
+
+def test_where_somebody_cannot_stay_there_is_another_start() -> None:
+    """For as many as there is room for."""
+    leaves = Progressed(2, 6, leaving=frozenset({0}))
+    run = restartable().handle(Exited(1, 1, -9), back(2, 0, 2, 3), leaves, full(2, 1))
+    assert run.job.state is State.RESTARTING
+    assert "attempt 2 could not start: no room for them" in run.reason
+
+
 # --- Any sequence of events
 
 
@@ -1082,6 +1126,7 @@ def _random_event(lots: random.Random, job: Job, now: float) -> Event:
         ),
         Withdrawn(lots.choice("ab")),
         Capacity(lots.randint(1, 5)),
+        Unplaced(attempt, frozenset({process}) & job.replaced, "lots"),
         Stalled(attempt, "no step", (process,), lots.choice([frozenset(), frozenset({process})])),
         Tick(),
         Tick(),

@@ -64,8 +64,14 @@ MUTATIONS = [
     ),
     Mutation(
         "only who can stays",
-        "    staying = job.alive & (job.restartable | job.rejoining) - job.leaving - job.going\n",
-        "    staying = job.alive - job.leaving - job.going\n",
+        "    able = alive & (job.restartable | job.rejoining) - job.leaving - job.going\n",
+        "    able = alive - job.leaving - job.going\n",
+        "REJOIN",
+    ),
+    Mutation(
+        "those without room are gone",
+        "    left = job.alive - event.processes\n",
+        "    left = job.alive\n",
         "REJOIN",
     ),
     Mutation(

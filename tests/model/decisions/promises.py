@@ -27,6 +27,7 @@ from holdfast.launch.supervisor.job import (
     Stop,
     Terminate,
     Tick,
+    Unplaced,
     Withdrawn,
 )
 from holdfast.multihost.group.group import SaveStage
@@ -108,17 +109,21 @@ def _check_rejoin(step: Step) -> None:
     assert isinstance(rejoin, Rejoin)
     new = [process for each in others if isinstance(each, Replace) for process in each.processes]
     everybody = frozenset(range(rejoin.num_processes))
+    stayed = frozenset(map(rejoin.number_before, rejoin.staying))
     stays = rejoin.staying.union(new) - step.after.surplus
     need(stays == step.after.alive == everybody, "REJOIN", "one is missing")
     need(step.after.surplus <= rejoin.going, "REJOIN", "one stays that has no number")
     sizes = {before.num_processes, before.resize_to}
+    if isinstance(event, Unplaced):
+        sizes = {before.num_processes - len(event.processes)}
+        need(not stayed & event.processes, "REJOIN", "one stays for whom there is no room")
     need(rejoin.num_processes in sizes, "REJOIN", "a number that nobody has decided")
     need(not rejoin.staying.intersection(new), "REJOIN", "one stays and is started anew")
     can = before.alive & (before.restartable | before.rejoining)
     if isinstance(event, Progressed):
         can |= before.alive & event.restartable
     staying = rejoin.staying - rejoin.going
-    need(bool(staying) and rejoin.staying <= can, "REJOIN", "one stays that cannot")
+    need(bool(staying) and stayed <= can, "REJOIN", "one stays that cannot")
     noticed = before.noticed
     if isinstance(event, Noticed):
         noticed |= event.processes or everybody

@@ -27,6 +27,7 @@ from holdfast.launch.supervisor.job import (
     State,
     Stop,
     Tick,
+    Unplaced,
     Withdrawn,
 )
 from holdfast.multihost.group.group import SaveStage
@@ -100,6 +101,8 @@ def events_of(job: Job, now: float) -> Iterator[tuple[Event, float]]:
     if job.state is State.SCHEDULING:
         happenings += [Reserved(attempt, 1), Reserved(attempt, 2)]
         happenings += [StartFailed(attempt, "no"), StartFailed(attempt, "taken", preempted=True)]
+    if job.replaced & job.alive and job.num_processes > job.min_processes:
+        happenings += [Unplaced(attempt, frozenset({min(job.replaced & job.alive)}), "full")]
     for process in job.alive:
         life = job.lives[process]
         happenings += [Exited(life, process, code) for code in CODES]

@@ -25,6 +25,7 @@ from holdfast.launch.supervisor.job import (
     SavePosition,
     Start,
     Tick,
+    Unplaced,
 )
 from holdfast.multihost.group.group import SaveStage
 from tests.support.paths import ROOT
@@ -177,6 +178,26 @@ RESIZE = [
         ],
     ),
 ]
+SMALLER = [
+    BEGIN,
+    Scene(
+        "Process 1 is lost with its machine. The others stay, and it is to be started elsewhere.",
+        40.0,
+        [
+            Progressed(1, 90, 80, restartable=frozenset(range(3))),
+            Exited(1, 1, -9),
+        ],
+    ),
+    Scene(
+        "There is no room for it, and two are enough. The attempt that has begun is over, out of no"
+        " further budget. In the next one process 2 has the number that is free.",
+        41.0,
+        [
+            Unplaced(2, frozenset({1}), "process 1 cannot be placed: room for 0 of 1 processes"),
+            Progressed(3, 90, 80, saves=dict.fromkeys(range(2), NO_SAVE)),
+        ],
+    ),
+]
 PAGES = {
     "preemption.md": ("A preemption", "three processes", Job("j", 3, 3, POLICY), PREEMPTION),
     "rejoin.md": (
@@ -190,6 +211,12 @@ PAGES = {
         "two to three processes",
         Job("j", 2, 3, POLICY),
         RESIZE,
+    ),
+    "smaller.md": (
+        "A machine is lost, and there is no other",
+        "two to three processes",
+        Job("j", 2, 3, POLICY),
+        SMALLER,
     ),
 }
 
@@ -216,7 +243,7 @@ def _shown(value: Event | Action) -> str:
     said = []
     for each in fields(value):
         found = getattr(value, each.name)
-        if found in ("", None, False, 0.0, math.inf, frozenset(), {}) and each.name not in (
+        if found in ("", None, False, 0.0, math.inf, frozenset(), {}, ()) and each.name not in (
             "process",
             "code",
         ):

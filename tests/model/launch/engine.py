@@ -34,6 +34,7 @@ from holdfast.launch.supervisor.job import (
     Stop,
     Terminate,
     Unnotify,
+    Unplaced,
     Waiting,
     Withdrawn,
 )
@@ -85,6 +86,7 @@ class FakeEngine(Engine):
         self._program = program
         self._happenings = happenings
         self._room = room
+        self._least = 1
         self._queue: deque[Event] = deque()
         self._told: list[Event] = []
         self._saved = 0
@@ -159,6 +161,7 @@ class FakeEngine(Engine):
 
     def _reserve(self, action: Reserve) -> None:
         self._attempt = action.attempt
+        self._least = action.min_processes
         self._anchor(is_outside=True)
         self._fail("at once")
         self._wanted = action
@@ -248,7 +251,8 @@ class FakeEngine(Engine):
         )
         for process in sorted(action.staying):
             if process < action.num_processes:
-                self._gang.take_over(before, process, goes=process in action.going)
+                old = before.workers[action.number_before(process)]
+                self._gang.take_over(before, old, process, goes=process in action.going)
             else:
                 before.go_alone(before.workers[process])
                 self._surplus.append((before, before.workers[process]))
@@ -257,9 +261,28 @@ class FakeEngine(Engine):
         self._fail("at launch")
 
     def _replace(self, action: Replace) -> None:
-        assert self._gang is not None
+        gang = self._gang
+        assert gang is not None
         for process in sorted(action.processes):
-            self._gang.replace(process)
+            gang.replace(process)
+        missing = len(gang.workers) - self._room
+        if missing > 0 and self._room >= self._least:
+            full = frozenset(sorted(action.processes)[:missing])
+            self.timeline.later(
+                self.timeline.draw(0.0, 0.2), partial(self._say_that_it_is_full, gang, full)
+            )
+
+    def _say_that_it_is_full(self, gang: Gang, processes: frozenset[int]) -> None:
+        """Says that processes have not started, for want of room."""
+        if gang is not self._gang or self._released:
+            return
+        workers = [gang.workers[process] for process in sorted(processes)]
+        if any(worker.joined or not worker.alive or worker.former for worker in workers):
+            return
+        self._tell(Unplaced(gang.attempt, processes, "no room"))
+        for worker in workers:
+            worker.code = NOT_STARTED
+            self._tell(Exited(worker.life, worker.process, NOT_STARTED))
 
     # --- Signals
 
@@ -421,6 +444,10 @@ class FakeEngine(Engine):
         self._room = processes
         self._try_room()
         self._tell_room(MOST_LOOKS)
+
+    def take_room(self, processes: int) -> None:
+        """Has others take what is given back, but for so many processes."""
+        self._room = processes
 
     def _tell_room(self, looks: int) -> None:
         gang = self._gang

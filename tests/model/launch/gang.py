@@ -152,11 +152,10 @@ class Gang:
         self.workers[process] = worker
         self._start(worker)
 
-    def take_over(self, before: Gang, process: int, *, goes: bool) -> None:
+    def take_over(self, before: Gang, old: Worker, process: int, *, goes: bool) -> None:
         """Has a process of the attempt before join this one, once its save there is over; or end,
         where it goes.
         """
-        old = before.workers[process]
         old.outlives = True
         worker = self.workers[process]
         worker.former = (before, old)

@@ -160,6 +160,16 @@ class Room(Outside):
 
 
 @dataclass(frozen=True)
+class TakeRoom(Outside):
+    """From now on others take what the job gives back, but for the places of so many processes."""
+
+    processes: int
+
+    def happen(self, engine: FakeEngine) -> None:
+        engine.take_room(self.processes)
+
+
+@dataclass(frozen=True)
 class AskToStop(Outside):
     """The supervisor is asked to stop."""
 

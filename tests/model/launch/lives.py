@@ -27,6 +27,7 @@ from .happenings import (
     Notice,
     React,
     Room,
+    TakeRoom,
     TellAgain,
     Withdraw,
 )
@@ -304,6 +305,28 @@ def _resize(lots: Lots) -> Drawn:
     return (first, Room(attempt, at_s, lots.choice([1, 2, 3, MOST_PROCESSES])), then)
 
 
+def _take_room(lots: Lots) -> Drawn:
+    """A process dies for which there is no room any more, and something else happens."""
+    attempt = lots.attempt()
+    at_s = lots.moment()
+    few = lots.choice([1, 2, 3])
+    dies = Exit(attempt, at_s, lots.process(), lots.choice([1, -9]))
+    then_s = lots.choice([0.2, 1.0, 2.0, 4.0])
+    then: Happens = lots.choice(
+        [
+            Exit(attempt, at_s + 0.1, lots.process(), -9),
+            Exit(
+                attempt + lots.choice([1, 2]), then_s, lots.process(), lots.choice([0, 1, 75, 93])
+            ),
+            Notice(attempt + lots.choice([1, 2]), then_s, "g", process=lots.process()),
+            Hang(attempt + lots.choice([0, 1, 2]), then_s, lots.process()),
+            Room(attempt + lots.choice([1, 2]), then_s, MOST_PROCESSES),
+            AskToStop(attempt + 1, then_s),
+        ]
+    )
+    return (TakeRoom(attempt, 0.0, few), dies, then)
+
+
 def _end_twice(lots: Lots) -> Drawn:
     """A process fails, and something else comes while the attempt is ended."""
     attempt = lots.attempt()
@@ -355,6 +378,7 @@ DRAWN: tuple[Callable[[Lots], Drawn], ...] = (
     _grow,
     _resize,
     _resize,
+    _take_room,
     _end_twice,
     _hang,
     _react,

@@ -9,6 +9,7 @@ from holdfast.launch.supervisor.job import (
     Rejoin,
     Replace,
     State,
+    Unplaced,
 )
 
 from .reading import CLOSE_S, Broken, actions, is_own, noticed
@@ -28,8 +29,11 @@ def who_stays_can(trace: Trace) -> Broken:
             left |= event.leaving
         for action in actions(step, Rejoin):
             able = (said | step.before.rejoining) & step.before.alive - left
-            if not action.staying or not action.staying <= able:
-                yield f"has {sorted(action.staying)} stay, of {sorted(able)}: {step}"
+            if isinstance(event, Unplaced):
+                able -= event.processes
+            stay = frozenset(map(action.number_before, action.staying))
+            if not stay or not stay <= able:
+                yield f"has {sorted(stay)} stay, of {sorted(able)}: {step}"
             to_leave = action.staying if step.before.stopping else noticed(step)
             if to_leave & action.staying - action.going:
                 yield f"has processes stay that are to leave: {step}"
@@ -44,7 +48,9 @@ def nobody_is_missing(trace: Trace) -> Broken:
     """
     for step in trace.steps:
         for action in actions(step, Rejoin):
-            if action.num_processes not in (step.before.num_processes, step.before.resize_to):
+            lost = step.event.processes if isinstance(step.event, Unplaced) else ()
+            size = step.before.num_processes - len(lost)
+            if action.num_processes not in (size, step.before.resize_to):
                 yield f"goes on with {action.num_processes}: {step}"
             everybody = frozenset(range(action.num_processes))
             started = [each.processes for each in actions(step, Replace)]

@@ -337,6 +337,44 @@ def test_on_a_node_that_is_added_a_process_begins_and_the_others_stay(
     assert len(trial.notes("ended")) == 3
 
 
+@pytest.mark.parametrize(
+    ("process", "insecure", "habit"), [(1, False, ""), (0, True, ", in memory")]
+)
+def test_without_another_node_the_others_go_on_and_the_job_grows_again(
+    process: int, insecure: bool, habit: str, the_fleet: Fleet, tmp_path: Path
+) -> None:
+    """Those that live stay, under numbers without a gap; on a node that comes later a process
+    begins, and they stay again. No saved step is lost, in the store or in memory.
+    """
+    the_fleet.become([{}] * 3)
+    trial = Trial(tmp_path / "job")
+
+    def lose_and_add() -> None:
+        trial.wait_for_attempt(1, 3)
+        the_fleet.remove(the_fleet.node_of(trial.pid(process)))
+        trial.wait_for_attempt(3, 2)
+        the_fleet.add({})
+        trial.wait_for_attempt(4, 3)
+        trial.end_soon()
+
+    policy = replace(POLICY, grow_after_s=0)
+    result = trial.run_with(
+        lose_and_add,
+        habit=f"is of any size{habit}",
+        min_processes=2,
+        restart=policy,
+        insecure=insecure,
+    )
+    assert result.attempts == 4, (result.reasons, trial.output.text)
+    assert trial.results() == {trial.expect_of_any_size()}
+    before = trial.pids(1)
+    stayed = [pid for number, pid in sorted(before.items()) if number != process]
+    assert [pid for _, pid in sorted(trial.pids(3).items())] == stayed
+    assert [trial.pids(4)[number] for number in (0, 1)] == stayed
+    trial.check_steps()
+    assert len(trial.notes("ended")) == 3
+
+
 @pytest.mark.parametrize("process", [1, 0])
 def test_with_its_node_a_process_is_replaced_on_another(
     process: int, fleet: Fleet, tmp_path: Path, undisturbed: Callable[[int], set[float]]
