@@ -5,7 +5,8 @@
         [--local-every 5] [--seed 0] [--memory /dev/shm] [--nodes 2] [--json FILE] [--write]
         [-- OPTIONS]
 
-The trainer is that of examples/train_digits.py, its state made larger by --state-gb. It waits for
+The trainer is that of examples/train_digits.py, its state made larger by --state-gb. A standby
+imports what it would for that script, which begins with these imports. The trainer waits for
 nothing: its steps run ahead of the devices. This process kills one of its processes from outside,
 any of them, --between so many seconds after the job has got beyond the step of the kill before. The
 launchers take turns, --rounds times --kills kills each:
@@ -564,6 +565,8 @@ class SlurmNodes:
 
 NODES_OF: dict[str, type[RayNodes] | type[SlurmNodes]] = {"ray": RayNodes, "slurm": SlurmNodes}
 NODES_OF |= {"jax-trainer": RayNodes}
+PRELOAD = ["--preload", "sklearn.datasets,rich.progress"]
+"""What examples/train_digits.py imports first, beside what each standby does."""
 
 
 def measure(
@@ -572,6 +575,7 @@ def measure(
     """Runs the job under one launcher and returns its recoveries; `drawn` says who dies when."""
     stays = "stay" in launcher
     options = ["--max-restarts", str(2 * arguments.kills)]
+    own = [*PRELOAD, *arguments.options]
     with (
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryDirectory(dir=arguments.memory) as memory,
@@ -597,7 +601,7 @@ def measure(
             worker += ["--memory", memory, "--tier"]
         role = [*worker, "--role", "worker"]
         here = ["-n", str(arguments.processes), "--log-dir", f"{folder}/logs"]
-        command = [HOLDFAST, "run", *options, *here, *arguments.options, "--", *role]
+        command = [HOLDFAST, "run", *options, *here, *own, "--", *role]
         kill = kill_process
         mend: Callable[[], object] = list
         if on_nodes := NODES_OF.get(launcher.removesuffix("-stay")):
@@ -607,7 +611,7 @@ def measure(
             stack.callback(nodes.close)
             environment |= nodes.environment
             if "ray" in launcher:
-                options += arguments.options
+                options += own
             command = nodes.command(options, role)
             kill = nodes.kill_node if loses else kill_process
             mend = nodes.mend
