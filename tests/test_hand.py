@@ -40,7 +40,7 @@ MOST_TOKENS = {
     "coordination": 72.3,
     "multihost": 47.6,
     "checkpoint": 196.6,
-    "launch": 52.3,
+    "launch": 52.5,
     "compat": 35.5,
     "web": 8.8,
     "cli": 20.7,

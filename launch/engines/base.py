@@ -438,6 +438,11 @@ def has_step(events: Iterable[Event]) -> bool:
     return any(isinstance(event, Progressed) and event.step >= 0 for event in events)
 
 
+def some_can_stay(events: Iterable[Event]) -> bool:
+    """Returns whether processes have said that they can outlive the attempt."""
+    return any(isinstance(event, Progressed) and event.restartable for event in events)
+
+
 def run_job(
     job: Job, engine: BaseEngine, output: Output, view: LiveView | None = None
 ) -> JobResult:

@@ -21,7 +21,7 @@ from holdfast.coordination.diagnosis.summary import counted
 from holdfast.coordination.process.diagnose import place_of
 from holdfast.coordination.process.job_folder import working_folder
 from holdfast.coordination.server.metrics import MetricsServer
-from holdfast.multihost import ProcessSpec, StartupFailed
+from holdfast.multihost import ProcessSpec
 from holdfast.multihost.compiled.folder import (
     COMPILE_CACHE,
     JAX_FOLDER,
@@ -40,7 +40,6 @@ from ..supervisor.job import (
     Job,
     Notify,
     PrepareNext,
-    Progressed,
     Rejoin,
     Replace,
     Reserve,
@@ -50,12 +49,12 @@ from ..supervisor.job import (
 )
 from ..supervisor.ledger import Errand
 from ..view import LiveView
-from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
+from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator, Coordinators
 from ..workers.environment import own_devices, worker_env
 from ..workers.output import LogFiles, Output, console_unless
 from ..workers.process import OomKills, WorkerProcess
 from ..workers.standby import Standbys, StandbySettings, standbys_of
-from .base import chosen, has_step, run_job
+from .base import chosen, has_step, run_job, some_can_stay
 from .replacing import MOST_LOOKS, ReplacingEngine
 
 _POLL_S = 0.5  # how often the capacity file is read, and a standby asked whether it is ready
@@ -141,8 +140,7 @@ class LocalEngine(ReplacingEngine):
         self._warm_at: float | None = None  # when it is to be
         self._can_stay = False  # processes of this attempt can outlive it
         self._launched_s = 0.0
-        # At most one, for an attempt of so many processes.
-        self._prepared: dict[tuple[int, int], Coordinator] = {}
+        self._coordinators = Coordinators(self._start_coordinator)
         self._wanted_room: Reserve | None = None
         self._capacity: int | None = None
         self._told_room: int | None = None  # the last that was too little
@@ -167,14 +165,7 @@ class LocalEngine(ReplacingEngine):
         self._signal(signal.SIGINT, frozenset(self._workers) - ours)
 
     def _prepare(self, action: PrepareNext) -> None:
-        wanted = (action.attempt, action.num_processes)
-        if wanted in self._prepared:
-            return
-        self._drop_prepared()
-        with contextlib.suppress(StartupFailed):  # the launch will meet it again, and report it
-            coordinator = self._start_coordinator(*wanted)
-            coordinator.publish(waiting=True)
-            self._prepared[wanted] = coordinator
+        self._coordinators.prepare(action.attempt, action.num_processes)
 
     def _start_coordinator(self, attempt: int, num_processes: int) -> Coordinator:
         folder = self._settings.log_folder
@@ -185,10 +176,6 @@ class LocalEngine(ReplacingEngine):
             heartbeat_timeout_s=self._settings.heartbeat_timeout_s,
             log_file=None if folder is None else folder / "coordinator.log",
         )
-
-    def _drop_prepared(self) -> None:
-        while self._prepared:
-            self._prepared.popitem()[1].close()
 
     def _launch(self, attempt: int, num_processes: int) -> None:
         # What is left of an attempt that SIGKILL has not ended: this one fences it off.
@@ -202,23 +189,17 @@ class LocalEngine(ReplacingEngine):
             self._standbys.close()
 
     def _open_attempt(self, attempt: int, num_processes: int) -> None:
-        """Starts the attempt's coordinator, where none was prepared, and begins to watch it."""
-        prepared = self._prepared.get((attempt, num_processes))
-        if prepared is not None and prepared.runs:
-            del self._prepared[attempt, num_processes]
-            prepared.publish()
-        else:
-            prepared = self._start_coordinator(attempt, num_processes)
-        self._coordinator = prepared
-        self._drop_prepared()
+        """Begins to watch the attempt's coordinator."""
+        coordinator = self._coordinators.open(attempt, num_processes)
+        self._coordinator = coordinator
         self._num_processes = num_processes
         self._warmed = False
         self._warm_at = None
         self._launched_s = time.monotonic()
         if self._standbys is not None:
             self._standbys.hold()
-        self._open_watch(prepared.address, attempt)
-        prepared.on_end(lambda code: self._on_coordinator_end(attempt, code))
+        self._open_watch(coordinator.address, attempt)
+        coordinator.on_end(lambda code: self._on_coordinator_end(attempt, code))
 
     def _rejoin(self, action: Rejoin) -> None:
         self._leave_attempt()
@@ -354,9 +335,7 @@ class LocalEngine(ReplacingEngine):
         seen = super().events(timeout_s)
         if not self._warmed and has_step(seen):
             self._warmed = True
-            self._can_stay = any(
-                isinstance(event, Progressed) and event.restartable for event in seen
-            )
+            self._can_stay = some_can_stay(seen)
             # The cores are for the steps that are made once more: a death so early costs a start.
             self._warm_at = time.monotonic() + (_REDO_S if self._staying else 0.0)
             self._get_ready()
@@ -448,7 +427,7 @@ class LocalEngine(ReplacingEngine):
         for worker in self._workers.values():
             worker.wait(_KILLED_END_S)
         self._release()
-        self._drop_prepared()
+        self._coordinators.close()
         if self._standbys is not None:
             self._standbys.close()
 

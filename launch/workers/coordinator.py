@@ -164,6 +164,40 @@ class Coordinator:
         self._folder.remove()
 
 
+class Coordinators:
+    """Starts the coordinators of attempts, one of them ahead: a start takes half a second."""
+
+    def __init__(self, start: Callable[[int, int], Coordinator]) -> None:
+        self._start = start
+        self._ahead: dict[tuple[int, int], Coordinator] = {}
+
+    def prepare(self, attempt: int, num_processes: int) -> None:
+        """Starts that of an attempt that may come."""
+        wanted = (attempt, num_processes)
+        if wanted in self._ahead:
+            return
+        self.close()
+        with contextlib.suppress(StartupFailed):  # the attempt will meet it again, and report it
+            coordinator = self._start(*wanted)
+            coordinator.publish(waiting=True)
+            self._ahead[wanted] = coordinator
+
+    def open(self, attempt: int, num_processes: int) -> Coordinator:
+        """Returns that of an attempt that begins. Raises StartupFailed."""
+        ahead = self._ahead.get((attempt, num_processes))
+        if ahead is None or not ahead.runs:
+            self.close()
+            return self._start(attempt, num_processes)
+        self._ahead.clear()
+        ahead.publish()
+        return ahead
+
+    def close(self) -> None:
+        """Ends the one that is ahead."""
+        while self._ahead:
+            self._ahead.popitem()[1].close()
+
+
 @contextlib.contextmanager
 def _startup_failures(attempt: int) -> Iterator[None]:
     try:

@@ -41,7 +41,7 @@ from ...workers.coordinator import HEARTBEAT_TIMEOUT_S, end_attempt
 from ...workers.output import Output, console_unless
 from ...workers.secrets import JobSecrets, require_cryptography, shown
 from ...workers.standby import StandbySettings
-from ..base import NOT_STARTED, chosen, has_step, run_job
+from ..base import NOT_STARTED, chosen, has_step, run_job, some_can_stay
 from ..replacing import MOST_LOOKS, ReplacingEngine, renumbered
 from .cluster import cluster_nodes, load_ray
 from .placement import Node, Placement, place_gang
@@ -537,7 +537,7 @@ class RayEngine(ReplacingEngine):
                 except (exceptions.RayError, Preempted) as error:
                     # A machine or an actor has gone since: again, on another.
                     self._check_deadline(ranks, deadline, str(error))
-                    yield []
+                    yield from _pause()
 
     def _say_missed(self) -> Turns[None]:
         """Says where those are that did not come, while they can still be asked."""
@@ -561,6 +561,8 @@ class RayEngine(ReplacingEngine):
         asked: dict[int, Any] = {}
         missing = set(ranks)
         while missing:
+            # Whether its machine has gone with an actor, Ray may know only later.
+            self._take_spares([rank for rank in sorted(missing) if rank not in gang.actors])
             lost = {node.node_id for node in gang.lost_machines(missing)}
             away = sorted(rank for rank in missing if gang.node_ids[rank] in lost)
             for rank in away:
@@ -583,7 +585,8 @@ class RayEngine(ReplacingEngine):
                 except ray.exceptions.RayError:
                     del asked[rank], gang.actors[rank]
             self._check_deadline(missing, deadline, "its actor does not answer")
-            yield []
+            if missing:
+                yield from _pause()
 
     def _move(self, ranks: Sequence[int], deadline: float) -> Turns[None]:
         """Reserves machines for processes that have lost theirs, or are new; says where there is no
@@ -610,7 +613,7 @@ class RayEngine(ReplacingEngine):
                 told = why
                 self._output.say(f"attempt {self._attempt}, {_those(ranks)}: {why}")
             self._check_deadline(ranks, deadline, why)
-            yield []
+            yield from _pause()
 
     def _check_deadline(self, ranks: Collection[int], deadline: float, why: str) -> None:
         if ranks and time.monotonic() > deadline:
@@ -734,13 +737,15 @@ class RayEngine(ReplacingEngine):
             self._poll_at = time.monotonic() + _POLL_S
         events += self._go_on()
         wait_s = _TURN_S if timeout_s is None else min(_TURN_S, timeout_s)
-        self._poll_actors(0.0 if events else wait_s)
+        self._poll_actors(0.0 if events or self._to_start else wait_s)
         while not self._queue.empty():
             events += super().events(0)
         if self._cold is None and has_step(events):
             self._cold = {each: self._gang.ranks_on(each) for each in self._gang.node_ids}
             for node_id in self._cold:
                 self._warm_next(node_id)
+            if self._restarts and some_can_stay(events):
+                self._coordinators.prepare.remote(self._attempt + 1, self._num_processes)
             self._sparing = self._hold_spares()
         next(self._sparing, None)
         return events
@@ -916,6 +921,12 @@ class RayEngine(ReplacingEngine):
         if self._kept is not None:
             self._kept.give_back()
             self._kept = None
+
+
+def _pause() -> Turns[None]:
+    """Waits for a turn: where processes have yet to start the loop itself does not."""
+    threading.Event().wait(_TURN_S)
+    yield []
 
 
 def _wait_for(refs: list[Any], timeout_s: float) -> Turns[None]:

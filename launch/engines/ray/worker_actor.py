@@ -22,7 +22,7 @@ from holdfast.coordination.process.diagnose import place_of
 from holdfast.coordination.process.job_folder import keep_from_cleaners
 from holdfast.multihost import ProcessSpec
 
-from ...workers.coordinator import Coordinator
+from ...workers.coordinator import Coordinator, Coordinators
 from ...workers.environment import worker_env
 from ...workers.process import CALL_RUNNER, WorkerProcess
 from ...workers.secrets import JobSecrets, spawn_relay
@@ -227,13 +227,11 @@ class CoordinatorActor:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._host = load_ray().util.get_node_ip_address()
         self._secrets = JobSecrets.create([self._host]) if secured else None
-        self._coordinators: dict[int, Coordinator] = {}
+        self._coordinators = Coordinators(self._start)
+        self._opened: dict[int, Coordinator] = {}
 
-    def open(self, attempt: int, num_processes: int) -> tuple[str, JobSecrets | None]:
-        """Starts the coordinator of an attempt; returns its HOST:PORT, and what its callers
-        show.
-        """
-        coordinator = Coordinator(
+    def _start(self, attempt: int, num_processes: int) -> Coordinator:
+        return Coordinator(
             self._job_id,
             attempt,
             num_processes,
@@ -241,10 +239,20 @@ class CoordinatorActor:
             heartbeat_timeout_s=self._heartbeat_timeout_s,
             secrets=self._secrets,
         )
-        self._coordinators[attempt] = coordinator
+
+    def prepare(self, attempt: int, num_processes: int) -> None:
+        """Starts the coordinator of an attempt that may come."""
+        self._coordinators.prepare(attempt, num_processes)
+
+    def open(self, attempt: int, num_processes: int) -> tuple[str, JobSecrets | None]:
+        """Starts the coordinator of an attempt, where it is not there; returns its HOST:PORT, and
+        what its callers show.
+        """
+        coordinator = self._coordinators.open(attempt, num_processes)
+        self._opened[attempt] = coordinator
         return coordinator.address, self._secrets
 
     def close(self, attempt: int) -> None:
         """Ends the coordinator of an attempt."""
-        if coordinator := self._coordinators.pop(attempt, None):
+        if coordinator := self._opened.pop(attempt, None):
             coordinator.close()

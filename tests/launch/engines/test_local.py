@@ -697,7 +697,7 @@ def test_where_processes_can_stay_the_next_coordinator_waits() -> None:
             assert found()[-1] == attempt
             following = coordinators("waits")[attempt + 1]
             if attempt == 2:
-                (prepared,) = engine._prepared.values()
+                (prepared,) = engine._coordinators._ahead.values()
                 os.kill(prepared.pid, signal.SIGKILL)
                 prepared._service.wait(10)
             engine.carry_out(Rejoin(attempt + 1, 2, frozenset({0, 1}), "a process died"))
