@@ -748,7 +748,8 @@ class RayEngine(ReplacingEngine):
                 self._coordinators.prepare.remote(self._attempt + 1, self._num_processes)
             self._sparing = self._hold_spares()
         next(self._sparing, None)
-        return events
+        # Last: the ends that were seen before it go by the numbers that it changes.
+        return sorted(events, key=lambda event: isinstance(event, Unplaced))
 
     def _warm_next(self, node_id: str) -> None:
         """Has the next standby of a machine begin: the cores are for the steps."""

@@ -9,6 +9,7 @@ from holdfast.launch.supervisor.job import (
     Launch,
     Progressed,
     Release,
+    Unplaced,
 )
 
 from .reading import CLOSE_S, Broken, actions, is_own
@@ -24,14 +25,17 @@ def budgets_hold(trace: Trace) -> Broken:
 
 
 def an_attempt_costs_once(trace: Trace) -> Broken:
-    """The end of an attempt takes one from one budget, and it takes it where another follows."""
+    """The end of an attempt takes one from one budget, and it takes it where another follows: none
+    where it ends for want of room, since the death before it has been counted.
+    """
+    full = _full(trace)
     for number, steps in groupby(trace.steps, lambda step: step.before.attempt):
         taken = 0
         for step in steps:
             had = 0 if _is_better(step) else sum(step.before.budget_used.values())
             taken += max(0, sum(step.after.budget_used.values()) - had)
-        is_free = step.after.final or step.before.grows
-        if number and (taken > 1 or (taken == 0 and not is_free)):
+        is_free = step.after.final or step.before.grows or number in full
+        if number and (taken > (number not in full) or (taken == 0 and not is_free)):
             yield f"takes {taken} from the budgets in attempt {number}"
 
 
@@ -60,6 +64,15 @@ def _is_better(step: Step) -> bool:
     return saved > step.before.saved_step or (saved < 0 and event.step > step.before.step)
 
 
+def _full(trace: Trace) -> set[int]:
+    """Returns the attempts that gave way to smaller ones, of the same processes."""
+    return {
+        step.before.attempt
+        for step in trace.steps
+        if isinstance(step.event, Unplaced) and step.is_new_attempt
+    }
+
+
 def _refills(step: Step) -> bool:
     used = step.after.budget_used
     return any(used.get(name, 0) < count for name, count in step.before.budget_used.items())
@@ -69,9 +82,11 @@ def idle_attempts_end_the_job(trace: Trace) -> Broken:
     """So many attempts in a row without progress, after a first step, are the last ones."""
     idle = 0
     better = {step.before.attempt for step in trace.steps if _is_better(step)}
+    full = _full(trace)
     for attempt in trace.attempts():
         last = attempt[-1].after
         ran = bool(last.staying) or any(actions(step, Launch) for step in attempt)
+        ran &= last.attempt not in full
         idle = 0 if last.progressed or last.attempt in better else idle + ran
         goes_on = not last.final and not last.grows
         limit = max(1, last.policy.attempts_without_progress)

@@ -279,10 +279,9 @@ class FakeEngine(Engine):
         workers = [gang.workers[process] for process in sorted(processes)]
         if any(worker.joined or not worker.alive or worker.former for worker in workers):
             return
-        self._tell(Unplaced(gang.attempt, processes, "no room"))
         for worker in workers:
-            worker.code = NOT_STARTED
-            self._tell(Exited(worker.life, worker.process, NOT_STARTED))
+            worker.hung = True  # it does not start
+        self._tell(Unplaced(gang.attempt, processes, "no room"))
 
     # --- Signals
 
@@ -371,7 +370,7 @@ class FakeEngine(Engine):
                 self._tell(Noticed(f"process {worker.process} (SIGTERM before it had joined)"))
         current = self._gang or gang
         met = current.attempt - (not current.has_met)
-        self._tell(Exited(worker.life, worker.process, worker.code, met=met))
+        self._tell(Exited(worker.life, current.number_of(worker), worker.code, met=met))
 
     def committed(self, step: int) -> None:
         """Takes note of a step that the next attempt begins at."""

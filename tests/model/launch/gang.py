@@ -172,6 +172,16 @@ class Gang:
         else:
             self._after(0.1, 1.0, partial(self._come_back, worker))
 
+    def number_of(self, worker: Worker) -> int:
+        """Returns which number a process has by now, which may have had another one before."""
+        for each in self.workers:
+            life: Worker | None = each
+            while life is not None:
+                if life is worker:
+                    return each.process
+                life = life.former[1] if life.former is not None else None
+        return worker.process
+
     def go_alone(self, worker: Worker) -> None:
         """Has a process end that has left its loop, and whose number there is no more."""
         code = FAILED if worker.ends_with is None else worker.ends_with
