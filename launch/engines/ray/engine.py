@@ -497,11 +497,10 @@ class RayEngine(ReplacingEngine):
         """Has processes take the numbers of those that the job goes on without."""
         self._gang.close_up(numbers_before)
         self._missed.clear()
-        now = {before: rank for rank, before in enumerate(numbers_before)}
         self._pending = {
-            update: (now[rank], life)
+            update: (numbers_before.index(rank), life)
             for update, (rank, life) in self._pending.items()
-            if rank in now
+            if rank in numbers_before
         }
 
     def _places(self, num_processes: int) -> Mapping[int, session_pb2.Place]:
