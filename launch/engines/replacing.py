@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from holdfast.proto import session_pb2
 
 from ..supervisor.engine import start_failed
-from ..supervisor.job import Event, Exited, Progressed, Rejoin, RestartPolicy
+from ..supervisor.job import Event, Exited, Progressed, Rejoin, RestartPolicy, renumbered
 from ..workers.output import Output
 from .base import NOT_STARTED, BaseEngine
-
-T = TypeVar("T")
 
 MOST_LOOKS = 4
 """At so many processes that are late: each takes up to 6 s."""
@@ -30,13 +28,6 @@ class AttemptCoordinator(Protocol):
 
     def close(self) -> None:
         """Ends it."""
-
-
-def renumbered(every: Mapping[int, T], numbers_before: Sequence[int]) -> dict[int, T]:
-    """Returns what there is for the processes that have new numbers, by these."""
-    return {
-        process: every[before] for process, before in enumerate(numbers_before) if before in every
-    }
 
 
 class ReplacingEngine(BaseEngine):

@@ -86,6 +86,7 @@ from .job import (
     Unplaced,
     Waiting,
     Withdrawn,
+    renumbered,
 )
 
 # Which setting of RestartPolicy is the budget of an error. Fatal has none.
@@ -523,31 +524,31 @@ def _on_unplaced(job: Job, event: Unplaced, now: float) -> Decision:
     if too_few or job.surplus or job.exit_codes or job.notices:
         return _on_start_failed(job, StartFailed(event.attempt, event.why), now)
     numbers = tuple(sorted(left))
-    new = {before: process for process, before in enumerate(numbers)}
 
-    def renumbered(processes: frozenset[int]) -> frozenset[int]:
-        return frozenset(new[each] for each in processes & new.keys())
+    def now_called(processes: frozenset[int]) -> frozenset[int]:
+        return frozenset(renumbered(dict.fromkeys(processes), numbers))
 
-    going = renumbered(job.going)
     fewer = replace(
         job,
-        alive=frozenset(new.values()),
-        lives={new[each]: life for each, life in job.lives.items() if each in new},
-        held=going,
-        rejoining=renumbered(job.rejoining),
-        saving_before=renumbered(job.saving_before),
+        alive=now_called(left),
+        lives=renumbered(job.lives, numbers),
+        held=now_called(job.going),  # as they have: these do not stay
+        rejoining=now_called(job.rejoining),
+        saving_before=now_called(job.saving_before),
         saves={},  # nobody can have saved before all have met
         resize_to=0,
     )
     why = f"{event.why}; {len(numbers)} of {counted(job.num_processes, 'process')} go on"
-    decision = _rejoin(fewer, why, now, renumbered(staying))
-    rejoin, *others = decision.actions
-    assert isinstance(rejoin, Rejoin)
-    rejoin = replace(rejoin, numbers_before=numbers)
-    return _decision(decision.job, decision.reason, rejoin, *others)
+    return _rejoin(fewer, why, now, now_called(staying), numbers)
 
 
-def _rejoin(job: Job, why: str, now: float, staying: frozenset[int]) -> Decision:
+def _rejoin(
+    job: Job,
+    why: str,
+    now: float,
+    staying: frozenset[int],
+    numbers_before: tuple[int, ...] = (),
+) -> Decision:
     """Opens the next attempt at once: those that stay join it, and all others are started anew,
     those that still are to end once they have.
     """
@@ -574,7 +575,15 @@ def _rejoin(job: Job, why: str, now: float, staying: frozenset[int]) -> Decision
     )
     following = _start_anew(following, everybody - staying - going)
     attempt = following.attempt
-    rejoin = Rejoin(attempt, len(everybody), staying | going, why, saving, going=going)
+    rejoin = Rejoin(
+        attempt,
+        len(everybody),
+        staying | going,
+        why,
+        saving,
+        going=going,
+        numbers_before=numbers_before,
+    )
     stay = f"{_who(staying)} {_verb(staying, 'stays', 'stay')} for attempt {attempt}"
     new = f", {_list(everybody - staying)} new" if everybody - staying else ""
     gone = f", {_list(following.surplus)} not" if following.surplus else ""

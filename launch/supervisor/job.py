@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from holdfast.coordination.names import GROWING, on_the_wire
 from holdfast.multihost import JobError
 from holdfast.multihost.group.group import SaveStage
+
+T = TypeVar("T")
 
 # Exit codes between a process and whoever started it.
 DONE = 0
@@ -455,6 +457,13 @@ class Rejoin:
     def number_before(self, process: int) -> int:
         """Returns the number that one of those that stay had in the attempt before."""
         return self.numbers_before[process] if self.numbers_before else process
+
+
+def renumbered(every: Mapping[int, T], numbers_before: Sequence[int]) -> dict[int, T]:
+    """Returns what there is for the processes of such an attempt, by their new numbers."""
+    return {
+        process: every[before] for process, before in enumerate(numbers_before) if before in every
+    }
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from ...supervisor.job import (
     RestartPolicy,
     Unplaced,
     Waiting,
+    renumbered,
 )
 from ...supervisor.ledger import Errand
 from ...workers.coordinator import HEARTBEAT_TIMEOUT_S, end_attempt
@@ -42,7 +43,7 @@ from ...workers.output import Output, console_unless
 from ...workers.secrets import JobSecrets, require_cryptography, shown
 from ...workers.standby import StandbySettings
 from ..base import NOT_STARTED, chosen, has_step, run_job, some_can_stay
-from ..replacing import MOST_LOOKS, ReplacingEngine, renumbered
+from ..replacing import MOST_LOOKS, ReplacingEngine
 from .cluster import cluster_nodes, load_ray
 from .placement import Node, Placement, place_gang
 from .worker_actor import CoordinatorActor, HostActor, WorkerActor, WorkerUpdate
@@ -505,14 +506,15 @@ class RayEngine(ReplacingEngine):
 
     def _places(self, num_processes: int) -> Mapping[int, session_pb2.Place]:
         node_ids = self._gang.node_ids
-        return {
-            rank: session_pb2.Place(
-                process_id=rank,
-                local_rank=node_ids[:rank].count(node_ids[rank]),
-                local_count=node_ids.count(node_ids[rank]),
+        counts = Counter(node_ids)
+        before = Counter[str]()
+        places = {}
+        for rank, node_id in enumerate(node_ids):
+            places[rank] = session_pb2.Place(
+                process_id=rank, local_rank=before[node_id], local_count=counts[node_id]
             )
-            for rank in self._staying
-        }
+            before[node_id] += 1
+        return {rank: places[rank] for rank in self._staying}
 
     def _replace(self, action: Replace) -> None:
         self._missed |= self._staying & action.processes - self._gone.keys()
@@ -584,8 +586,10 @@ class RayEngine(ReplacingEngine):
                 except ray.exceptions.RayError:
                     del asked[rank], gang.actors[rank]
             self._check_deadline(missing, deadline, "its actor does not answer")
-            if missing:
+            if missing - asked.keys():  # some failed at once
                 yield from _pause()
+            elif missing:
+                yield []
 
     def _move(self, ranks: Sequence[int], deadline: float) -> Turns[None]:
         """Reserves machines for processes that have lost theirs, or are new; says where there is no
@@ -739,7 +743,8 @@ class RayEngine(ReplacingEngine):
         self._poll_actors(0.0 if events or self._to_start else wait_s)
         while not self._queue.empty():
             events += super().events(0)
-        if self._cold is None and has_step(events):
+        # One that was seen last may come when the attempt has been given back.
+        if self._watch is not None and self._cold is None and has_step(events):
             self._cold = {each: self._gang.ranks_on(each) for each in self._gang.node_ids}
             for node_id in self._cold:
                 self._warm_next(node_id)

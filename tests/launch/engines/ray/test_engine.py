@@ -23,7 +23,16 @@ import pytest
 from holdfast.launch import RestartPolicy, StartupTimeout
 from holdfast.launch import ray as engine
 from holdfast.launch.engines.ray.engine import RayEngine
-from holdfast.launch.supervisor.job import Event, Exited, Launch, Release, Reserve, Reserved, Stop
+from holdfast.launch.supervisor.job import (
+    Event,
+    Exited,
+    Launch,
+    Progressed,
+    Release,
+    Reserve,
+    Reserved,
+    Stop,
+)
 from tests.support.cluster import CollectedOutput
 from tests.support.libraries import need
 from tests.support.paths import EXAMPLES
@@ -258,6 +267,16 @@ def test_a_stop_is_heard_while_actors_start(fleet: Fleet) -> None:
     assert max(turns) < 2.0, turns  # twice a second, on a machine that does more
     assert next(event for event in seen if isinstance(event, Stop | Exited)) == Stop("SIGTERM")
     assert_nothing_reserved(fleet)
+
+
+def test_a_step_that_is_told_late_is_no_attempts(fleet: Fleet) -> None:
+    """It was on its way when the attempt was given back: nothing is begun for a next one."""
+    spec = engine.JobSpec(num_processes=2, restart=POLICY, env=ENV)
+    ray_engine = RayEngine("late", spec, command=["true"], call=None, output=CollectedOutput())
+    told = Progressed(1, 5, restartable=frozenset({0, 1}))
+    ray_engine._queue.put(told)
+    assert ray_engine.events(0) == [told]
+    ray_engine.close()
 
 
 def test_what_is_given_back_is_waited_for(fleet: Fleet) -> None:
