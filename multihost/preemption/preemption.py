@@ -105,22 +105,35 @@ class Preemption:
             lost=group_client.lost_tasks_now,
             on_change=self._on_change,
         )
-        with self._joining:
-            alone = self._sync
-            self._sync = sync
-            self._group_client = group_client
-            self._process_id = process_id
-            self._lowest = min(tasks)
-            self._published = None
-            self._grows = False
-            self.stops = False
-        alone.close()
+        self._become(sync, group_client, process_id, min(tasks))
         for signals in self.signals():
             self._start(signals)  # once more, where it was added outside the main thread
         is_polled = any(source.name == "jax" for source in self._sources)
         if process_id == self._lowest and not is_polled:
             self.add_source(Polled("jax", self._poll_jax, every_s=1.0))
         self._news.set()
+
+    def leave(self) -> None:
+        """Is alone again, with its sources and the notices that stand, until it joins others."""
+        self._become(SyncPoint(None, "preemption", on_change=self._on_change))
+
+    def _become(
+        self,
+        sync: SyncPoint,
+        group_client: GroupClient | None = None,
+        process_id: int = 0,
+        lowest: int = 0,
+    ) -> None:
+        with self._joining:
+            before = self._sync
+            self._sync = sync
+            self._group_client = group_client
+            self._process_id = process_id
+            self._lowest = lowest
+            self._published = None
+            self._grows = False
+            self.stops = False
+        before.close()
 
     @property
     def client(self) -> Client | None:

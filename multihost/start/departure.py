@@ -56,12 +56,12 @@ class Departure:
         self._client = client
         self._patience_s = _STUCK_S if ends_collectives() else _SURELY_STUCK_S
         self._lock = threading.Lock()
-        self._left = False
+        self._left = threading.Event()
 
     def leave(self) -> None:
         """Says that the thread is out. From here on a socket may be the next attempt's."""
         with self._lock:
-            self._left = True
+            self._left.set()
 
     def see_off(self, following: NextAttempt) -> None:
         """Ends what the thread waits for, until it is out; ends this process where it sits in one
@@ -69,7 +69,7 @@ class Departure:
         """
         before = Thread("", ())
         since = 0.0
-        while not self._left:
+        while not self._left.is_set():
             self._end_collectives()
             now = time.monotonic()
             main = _main_thread()
@@ -78,7 +78,7 @@ class Departure:
                 since = now
             elif now - since >= self._patience_s and self._may_end(main, following):
                 self._end(main)
-            time.sleep(_LOOK_S)
+            self._left.wait(_LOOK_S)
 
     def _end_collectives(self) -> None:
         """Ends those that wait, by what gloo has published in this attempt."""
@@ -86,7 +86,7 @@ class Departure:
         found = (gloo.published(value) for _, value in entries)
         addresses = {address for address in found if address is not None}
         with self._lock:
-            if not self._left:
+            if not self._left.is_set():
                 gloo.shut_down(addresses)
 
     def _may_end(self, main: Thread, following: NextAttempt) -> bool:
@@ -111,7 +111,7 @@ class Departure:
 
     def _end(self, main: Thread) -> None:
         with self._lock:
-            if self._left or _main_thread().frames != main.frames:
+            if self._left.is_set() or _main_thread().frames != main.frames:
                 return
             where = "" if main.place is None else f": it is in {main.place.place}"
             _log.warning("this process cannot stay%s", where)

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -47,6 +48,8 @@ T = TypeVar("T")
 _STATUS = re.compile(r"[A-Z]+(_[A-Z]+)*: ")
 _MARGIN_S = 1.0  # beside the heartbeat timeout, after which a death is known
 _FOR_EVER_MS = 10**10  # four months
+_THREADS_END_S = 0.1  # after what they waited for was closed
+_LOOK_S = 0.005
 
 
 def run_restartable(train: Callable[[], T], **settings: Any) -> T:
@@ -92,6 +95,7 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
             del result  # with its arrays
         _log.warning("this process stays, for attempt %d", following.attempt)
         _leave()
+        _keep_out_of_collections()
         spec = _following_spec(spec, following)
         os.environ.update(spec.to_env())
 
@@ -250,27 +254,37 @@ def _leave() -> None:
         member.leave()
     kept = forget_job().get(Preemption)
     if kept is not None:
+        kept.leave()
         current_job().put(kept)
-    # A save in flight has ended only now that its group has, and it held arrays.
-    _keep_out_of_collections()
 
 
 def _keep_out_of_collections() -> None:
     """Has later collections look at nothing that is alive now, such as modules: leaving an attempt
-    collects twice, others wait for that, and the modules of a trainer take 0.2 s each time.
+    collects twice, others wait for that, and the modules of a trainer take 0.2 s each time. What
+    is alive and goes with a later attempt would stay for good: nothing may hold a client now.
     """
-    gc.collect()
+    gc.collect()  # a save in flight has ended only now that its group has, and it held arrays
+    until = time.monotonic() + _THREADS_END_S
+    while _anything_left() and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+        gc.collect()
     gc.freeze()
 
 
-_left: list[weakref.ref[Any]] = []  # the backends of the attempt before
+_left: list[weakref.ref[Any]] = []  # the backends of the attempt before, and its client
+
+
+def _anything_left() -> bool:
+    return any(kept() is not None for kept in _left)
 
 
 def _drop_backends() -> None:
-    if any(backend() is not None for backend in _left):
+    if _anything_left():
         # A thread has let go of a save or the like only after that was kept out of collections.
         gc.unfreeze()
     _left.clear()
+    if (client := current_job().client) is not None:
+        _left.append(weakref.ref(client))
     if xla_bridge.backends_are_initialized():
         _left.extend(map(weakref.ref, xla_bridge.backends().values()))
     clear_all: tuple[Callable[[], Any], ...] = (

@@ -573,7 +573,7 @@ def _live(
     part: Part, told: Told, status: dict[str, Any], shown: dict[str, Any], ending: str
 ) -> Iterator[str]:
     """What the page and the status said while it ran does not contradict how it ended."""
-    if not part.snapshots:
+    if not part.snapshots and part.elapsed_s - part.silent_s > 2:  # else it was over too soon
         yield "the page showed nothing"
     furthest = max([told.last_said, *told.resumed]) + 1
     for name, seen in (("the page", part.snapshots), ("status --json", part.statuses)):

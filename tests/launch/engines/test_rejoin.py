@@ -26,7 +26,7 @@ from tests.support.restartable_jobs import Death, Restartable
 
 POLICY = RestartPolicy(max_failures=3)
 _WRITER = re.compile(r"/checkpoint%2F([0-9a-f]{8})%2F")  # in names of messages
-_USED = ("files", "sockets", "threads", "memory")
+_USED = ("files", "sockets", "threads", "clients", "memory")
 COLD = StandbySettings(wanted=False)
 
 
@@ -425,7 +425,7 @@ def test_what_outlives_many_attempts_is_bounded(tmp_path: Path) -> None:
         # stays behind after each attempt, or after each tenth one, is there in all of the last ten.
         most = {kind: max(each[kind] for each in usages[5:15]) for kind in _USED}
         least = {kind: min(each[kind] for each in usages[-10:]) for kind in _USED}
-        for kind in ("files", "sockets", "threads"):
+        for kind in ("files", "sockets", "threads", "clients"):
             assert least[kind] <= most[kind] + 2, (kind, usages)
         assert least["memory"] <= 1.05 * most["memory"]
     trial.check_apart()

@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from holdfast import multihost
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local, register_storage
 from holdfast.checkpoint.storage.base import Part
 from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.multihost.job import current_job
 
 FOLDER = Path(sys.argv[1])
 STEPS = int(sys.argv[2])
@@ -39,6 +41,7 @@ HABIT = sys.argv[3] if len(sys.argv) > 3 else ""
 ME = int(os.environ["HOLDFAST_PROCESS_ID"])
 ATTEMPT = os.environ["HOLDFAST_ATTEMPT"]  # that this process was started in
 LATE_LINK = FOLDER / "late-link"
+CLIENTS = weakref.WeakSet[Any]()  # of all attempts so far
 
 
 def note(what: str, **more: Any) -> None:
@@ -60,12 +63,14 @@ def open_files() -> Iterator[str]:
 def usage() -> dict[str, int]:
     """Returns what a process must not have more of after each attempt."""
     gc.collect()
+    CLIENTS.add(current_job().client)
     files = list(open_files())
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
         "files": len(files),
         "sockets": sum(name.startswith("socket:") for name in files),
         "threads": threading.active_count(),
+        "clients": len(CLIENTS),
         "memory": pages * resource.getpagesize(),
     }
 
