@@ -58,8 +58,6 @@ class Preemption:
 
     def __init__(self, sources: Sequence[Source] | None = None) -> None:
         self._group_client: GroupClient | None = None
-        self._process_id = 0
-        self._lowest = 0  # task of the job
         self._mine: dict[Source | None, Notice] = {}
         self._lock = threading.Lock()  # guards _mine
         self._joining = threading.Lock()  # guards what `join` sets
@@ -88,10 +86,10 @@ class Preemption:
         client: Client,
         *,
         process_id: int,
-        tasks: Sequence[int],
+        num_processes: int,
         timeout_s: float = 60.0,
     ) -> None:
-        """Becomes one of the sync points of `tasks`.
+        """Becomes one of the sync points of a job.
 
         What it was notified of before is everybody's from here on.
         """
@@ -100,16 +98,15 @@ class Preemption:
             client,
             "preemption",
             process_id=process_id,
-            tasks=tasks,
+            tasks=range(num_processes),
             timeout_s=timeout_s,
             lost=group_client.lost_tasks_now,
             on_change=self._on_change,
         )
-        self._become(sync, group_client, process_id, min(tasks))
+        self._become(sync, group_client)
         for signals in self.signals():
             self._start(signals)  # once more, where it was added outside the main thread
-        is_polled = any(source.name == "jax" for source in self._sources)
-        if process_id == self._lowest and not is_polled:
+        if process_id == 0 and all(source.name != "jax" for source in self._sources):
             self.add_source(Polled("jax", self._poll_jax, every_s=1.0))
         self._news.set()
 
@@ -117,19 +114,11 @@ class Preemption:
         """Is alone again, with its sources and the notices that stand, until it joins others."""
         self._become(SyncPoint(None, "preemption", on_change=self._on_change))
 
-    def _become(
-        self,
-        sync: SyncPoint,
-        group_client: GroupClient | None = None,
-        process_id: int = 0,
-        lowest: int = 0,
-    ) -> None:
+    def _become(self, sync: SyncPoint, group_client: GroupClient | None = None) -> None:
         with self._joining:
             before = self._sync
             self._sync = sync
             self._group_client = group_client
-            self._process_id = process_id
-            self._lowest = lowest
             self._published = None
             self._grows = False
             self.stops = False
@@ -326,11 +315,11 @@ class Preemption:
     def _may_lower(self) -> bool:
         # To see whether any notice stands is one task's work, and that of those who withdraw: a
         # thousand need not list the notices.
-        return self._withdrew or self._process_id == self._lowest
+        return self._withdrew or self._sync.process_id == 0
 
     def _publish(self, mine: Notice | None) -> None:
         if self._group_client is not None:
-            key = f"{self._sync.folder}/notices/{self._process_id}"
+            key = f"{self._sync.folder}/notices/{self._sync.process_id}"
             if mine:
                 self._group_client.set(key, json.dumps(asdict(mine)).encode())
             else:
@@ -430,7 +419,7 @@ def start(
             running.join(
                 client,
                 process_id=process_id,
-                tasks=range(num_processes),
+                num_processes=num_processes,
                 timeout_s=timeout_s,
             )
         return running

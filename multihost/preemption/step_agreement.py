@@ -70,7 +70,7 @@ class SyncPoint(Closing):
         self.name = name
         self._group_client: GroupClient | None = None if client is None else group_client_of(client)
         self.folder = "" if self._group_client is None else _folder(self._group_client, name)
-        self._process_id = process_id
+        self.process_id = process_id
         self._tasks = tuple(tasks)
         self._timeout_s = timeout_s
         self._take_over_s = min(TAKE_OVER_S, timeout_s / 4)
@@ -131,7 +131,7 @@ class SyncPoint(Closing):
         if self._group_client is None:
             self._on_change(value)
             return True
-        announcement = f"{self._process_id} {value}"
+        announcement = f"{self.process_id} {value}"
         change = f"{self.folder}/{number}/change"
         if self._group_client.insert(change, announcement.encode()):
             self._send(self._group_client, number, announcement, self._tasks)
@@ -139,7 +139,7 @@ class SyncPoint(Closing):
         # The announcer of the earlier one may have died before it sent any mail.
         earlier = self._get(self._group_client, f"{number}/change", 1.0)
         if earlier:
-            self._send(self._group_client, number, earlier, [self._process_id])
+            self._send(self._group_client, number, earlier, [self.process_id])
         return False
 
     def reached(self, step: int) -> bool:
@@ -223,14 +223,14 @@ class SyncPoint(Closing):
         # Where the client was shut down, its waiting calls have ended.
         with suppress(CoordinationError):
             if floor is not None:
-                group_client.set(f"{self.folder}/left/{self._process_id}", str(floor).encode())
+                group_client.set(f"{self.folder}/left/{self.process_id}", str(floor).encode())
             number = self._log.round
-            self._send(group_client, number, "", [self._process_id])
+            self._send(group_client, number, "", [self.process_id])
             if self._follower is not None:
                 self._follower.join(2 * TAKE_OVER_S)  # it writes no more
             if floor is None:
                 # Mail that came in its place is no loss: a later life looks for the change itself.
-                group_client.delete(f"{self.folder}/{number}/mail/{self._process_id}")
+                group_client.delete(f"{self.folder}/{number}/mail/{self.process_id}")
             else:
                 group_client.delete_after(self.folder, len(self._tasks))
 
@@ -265,7 +265,7 @@ class SyncPoint(Closing):
                 failures += 1
 
     def _take_mail(self, group_client: GroupClient) -> None:
-        mail = f"{self._log.round}/mail/{self._process_id}"
+        mail = f"{self._log.round}/mail/{self.process_id}"
         announcement = self._get(group_client, mail, _GET_S)
         if announcement:
             self._round(group_client, announcement)
@@ -339,7 +339,7 @@ class SyncPoint(Closing):
         with self._changed:
             number = self._log.round
             floor = self._log.freeze()
-        group_client.set(f"{self.folder}/{number}/floor/{self._process_id}", str(floor).encode())
+        group_client.set(f"{self.folder}/{number}/floor/{self.process_id}", str(floor).encode())
         step = None
         begun_s = time.monotonic()
         while step is None:
@@ -355,7 +355,7 @@ class SyncPoint(Closing):
             if step is None and self._skip(group_client):
                 return
         self._decide(int(step), value)
-        if int(announcer) == self._process_id:
+        if int(announcer) == self.process_id:
             group_client.set(f"{self.folder}/last/decided", f"{number} {step} {value}".encode())
             # Not this round's keys: the others may not have read the step yet. That they have a
             # floor here shows that they have read the round before.
@@ -371,7 +371,7 @@ class SyncPoint(Closing):
         lost = set(self._lost())
         others = sorted(set(self._tasks) - lost - {announcer})
         first = [announcer] if announcer not in lost else others[:1]
-        return self._process_id in first or self._process_id in others[:take_overs]
+        return self.process_id in first or self.process_id in others[:take_overs]
 
     def _gather(self, group_client: GroupClient, number: int, announcement: str) -> str | None:
         """Writes and returns the round's step when all floors are there.
