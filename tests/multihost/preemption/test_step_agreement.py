@@ -327,7 +327,7 @@ def test_of_a_thousand_one_gathers() -> None:
             SyncPoint(None, "stop", process_id=task, tasks=range(1000), lost=lambda: lost)
             for task in range(1000)
         ]
-        return [point._process_id for point in points if point._gathers(500, take_overs)]
+        return [point.process_id for point in points if point._gathers(500, take_overs)]
 
     assert gathering([], 0) == [500] and gathering([0, 500], 0) == [1]
     assert gathering([], 2) == [0, 1, 500] and gathering([0, 500], 2) == [1, 2]
