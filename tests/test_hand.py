@@ -40,7 +40,7 @@ MOST_TOKENS = {
     "coordination": 72.3,
     "multihost": 47.7,
     "checkpoint": 196.6,
-    "launch": 52.5,
+    "launch": 53.0,
     "compat": 35.5,
     "web": 8.8,
     "cli": 20.7,

@@ -10,6 +10,7 @@ requeue`: a batch job that merely ended inside the grace period would count as c
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -50,9 +51,11 @@ from .replacing import ReplacingEngine
 
 _LABELLED = re.compile(r"\s*(\d+): (.*)", re.DOTALL)
 _REQUEUE_WAIT_S = 120.0
+_FOR_EVER_S = 1e8
 _COMMAND_TIMEOUT_S = 60.0
 _KILLED_END_S = 10.0  # for what got SIGKILL
 _POLL_S = 0.5  # how often it looks who is lost
+_NODE_LOST = "Node failure on"  # of srun: so it says that Slurm has set one of its nodes DOWN
 _POLICY = RestartPolicy(max_failures=3)
 
 
@@ -85,6 +88,7 @@ class _Step:
         self.processes = processes  # of the tasks, in order
         self.node = node  # where it is to be; "": wherever Slurm has it
         self.running = set(processes)
+        self.begun: set[int] = set()
         self._to_end: set[int] = set()
         self._name = ""  # Slurm's, once a task has begun
         self._told, orders = os.pipe()
@@ -121,9 +125,10 @@ class _Step:
         """Whether nobody has heard of its tasks, and nobody has ended them."""
         return bool(self.running) and not (self._name or self._to_end)
 
-    def begin(self, name: str) -> None:
-        """Takes Slurm's name of the step."""
+    def begin(self, name: str, process: int) -> None:
+        """Notes that a task has begun, and Slurm's name of the step."""
         self._name = name
+        self.begun.add(process)
 
     def order(self, line: bytes) -> None:
         """Says a line to each task."""
@@ -176,6 +181,7 @@ class SlurmEngine(ReplacingEngine):
         self._heartbeat_timeout_s = settings.heartbeat_timeout_s
         self._nodes: dict[int, str] = {}  # of the processes
         self._states: dict[str, str] = {}  # of the allocation's nodes, as Slurm last said
+        self._suspect: set[str] = set()  # nodes without a word of any task's end, unlike others
         # Of the next: the readers of what each srun prints write it.
         self._changed = threading.Condition()
         self._steps: list[_Step] = []  # those that run
@@ -192,8 +198,11 @@ class SlurmEngine(ReplacingEngine):
         everybody = range(num_processes)
         self._lives = {}
         self._begin_lives(frozenset(everybody))
-        self._start_step(everybody, options=[f"--nodes={self._env['SLURM_NNODES']}"])
-        self._to_start.clear()
+        if self._nodes:  # of an attempt before
+            self._ask_for_nodes(self._start_later, attempt)
+        else:
+            self._start_step(everybody, options=[f"--nodes={self._env['SLURM_NNODES']}"])
+            self._to_start.clear()
 
     def _open_attempt(self, attempt: int, num_processes: int) -> None:
         coordinator = Coordinator(
@@ -221,10 +230,12 @@ class SlurmEngine(ReplacingEngine):
             *("--", *self._command),
         ]
         secrets = self._secrets.to_env() if self._secrets else {}
+        # Where other steps have the nodes, srun tries again for ever.
+        limit_s = math.ceil(min(max(1.0, self._policy.startup_timeout_s), _FOR_EVER_S))
         step = _Step(self._attempt, processes, node)
         self._steps.append(step)
         step.start(
-            [*options, *task],
+            [f"--immediate={limit_s}", *options, *task],
             self._env | secrets,
             partial(self._on_line, step),
             partial(self._on_srun_exit, step),
@@ -242,28 +253,45 @@ class SlurmEngine(ReplacingEngine):
             self._say_late(action.attempt, process, "")
         self._begin_lives(action.processes)
         self._kill(action.processes)
-        # Their ends are waited for, and Slurm is asked: the loop goes on meanwhile.
-        threading.Thread(
-            target=self._make_room,
-            args=(action.attempt, action.processes),
-            name="holdfast-replace",
-            daemon=True,
-        ).start()
+        self._ask_for_nodes(self._start_later, action.attempt, action.processes)
 
-    def _make_room(self, attempt: int, processes: frozenset[int]) -> None:
-        self._await_end(processes, _KILLED_END_S)
-        nodes = self._env["SLURM_JOB_NODELIST"]
-        said = slurm("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N %t")
-        self._states = dict(line.split() for line in said.stdout.splitlines())
-        self._queue.put(partial(self._start_later, attempt))
+    def _ask_for_nodes(
+        self,
+        then: Callable[[int], list[Event]],
+        attempt: int,
+        ending: frozenset[int] = frozenset(),
+    ) -> None:
+        """Asks Slurm for the states of the nodes, once those that are to end have; the loop goes on
+        meanwhile, and makes a call then.
+        """
+
+        def ask() -> None:
+            self._await_end(ending, _KILLED_END_S)
+            nodes = self._env["SLURM_JOB_NODELIST"]
+            said = slurm("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N %t")
+            self._states = dict(line.split() for line in said.stdout.splitlines())
+            self._queue.put(partial(then, attempt))
+
+        threading.Thread(target=ask, name="holdfast-nodes", daemon=True).start()
+
+    def _note_lost(self, attempt: int) -> list[Event]:
+        """Counts those as lost whose node is DOWN. They may live on, but srun has let go of them:
+        no order reaches them, and none tells their relay of an attempt.
+        """
+        down = {name for name, state in self._states.items() if state.startswith("down")}
+        for step in self._steps.copy():
+            for process in step.running.copy():
+                # One that has not begun when others of its step have is where Slurm has lost one.
+                late = step.begun and process not in step.begun
+                if down and (late or (process in step.begun and self._nodes[process] in down)):
+                    self._note_end(step, process, -9, "Slurm has lost its node")
+        return []
 
     def _start_ordered(self) -> None:
-        # Those of a node that is DOWN may live on, but srun has let go of them: no order tells
-        # their relay of the attempt.
-        for process in self._staying:
-            if self._states.get(self._nodes[process], "").startswith("down"):
-                for step in self._steps.copy():
-                    self._note_end(step, process, -9, "Slurm has lost its node")
+        self._note_lost(self._attempt)
+        if len(self._to_start) == self._num_processes:
+            self._start_all()
+            return
         processes = sorted(self._to_start)
         for node in sorted({self._nodes[process] for process in processes}):
             self._leave_if_lost(node)
@@ -282,6 +310,28 @@ class SlurmEngine(ReplacingEngine):
             options = ["--overlap", "--nodes=1", f"--nodelist={node}", "env", *variables]
             self._start_step([process], node, options)
             self._to_start.discard(process)
+
+    def _start_all(self) -> None:
+        """Starts all in one step, on the nodes that they had but for those that may be lost. Raises
+        Preempted where too few are left.
+        """
+        for step in self._steps.copy():  # of the attempt before, with a node that is lost
+            self._suspect_silent(step)
+            step.kill()
+        used = set(self._nodes.values())
+        standing = [name for name, state in self._states.items() if not _is_lost(state)]
+        standing.sort(key=lambda name: (name in self._suspect, name not in used))
+        count = int(self._env["SLURM_NNODES"])
+        if len(standing) < count and self._states:
+            raise Preempted(
+                f"of the nodes Slurm has left {len(standing)}, and the job needs {count}: ask for"
+                " more with --spares, in an allocation of as many more"
+            )
+        # A step that has lost a node stays, in Slurm's eyes, on its others.
+        options = ["--overlap", f"--nodes={count}"]
+        options += [f"--nodelist={','.join(standing[:count])}"] if standing else []
+        self._start_step(sorted(self._to_start), options=options)
+        self._to_start.clear()
 
     def _leave_if_lost(self, node: str) -> None:
         """Has a spare node stand for one that is lost. Raises Preempted where none is left."""
@@ -304,6 +354,8 @@ class SlurmEngine(ReplacingEngine):
         labelled = _LABELLED.fullmatch(line)
         if labelled is None:
             self._output.say(line)
+            if _NODE_LOST in line:
+                self._ask_for_nodes(self._note_lost, step.attempt)
             return
         process = step.processes[int(labelled[1])]
         text, mark, words = labelled[2].partition(MARK)
@@ -311,8 +363,9 @@ class SlurmEngine(ReplacingEngine):
             self._output.line(process, text)
         match words.split():
             case ["started", name, node]:
-                step.begin(name)
                 self._nodes[process] = node
+                self._suspect.discard(node)
+                step.begin(name, process)
             case ["exited", code]:
                 self._note_end(step, process, int(code))
 
@@ -335,8 +388,15 @@ class SlurmEngine(ReplacingEngine):
         if step.node and step.could_not_begin:
             self._queue.put(partial(self._start_elsewhere, step))
             return
+        self._suspect_silent(step)
         for process in sorted(step.running):
             self._note_end(step, process, -9, f"srun ended with {code}")
+
+    def _suspect_silent(self, step: _Step) -> None:
+        """Suspects the nodes that have not told the end of a task, where others have."""
+        silent = {self._nodes[each] for each in step.begun & step.running}
+        if told := {self._nodes[each] for each in step.begun - step.running}:
+            self._suspect |= silent - told
 
     def _start_elsewhere(self, step: _Step) -> list[Event]:
         if step.attempt == self._attempt:

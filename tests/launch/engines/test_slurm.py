@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -361,3 +362,44 @@ export JAX_PLATFORMS=cpu JAX_COORDINATOR_ADDRESS=127.0.0.1:{free_port()}
         assert names[f"joined-{first}.{rank}"] == f"slurm-{job}.{first} 1"
         for step in (first, last):
             assert f"job 'slurm-{job}.{step}'" in names[f"refused-{last}.{rank}"]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_node_that_is_lost_is_left(fails: bool, tmp_path: Path) -> None:
+    """By all of the next attempt, where nobody can stay: before Slurm knows, if the others fail at
+    once, and once it does, if nothing else tells. In Slurm's eyes the step of before never ends.
+    """
+    program = (
+        "echo began on $SLURMD_NODENAME; while [ ! -e done ];"
+        " do [ ! -e fail-$HOLDFAST_ATTEMPT ] || exit 1; sleep 0.1; done"
+    )
+    words = ["--quiet", "--nodes=4", "--no-kill", "--ntasks-per-node=2", str(HOLDFAST), "slurm"]
+    words += ["--spares", "2", "--coordinator-host", "127.0.0.1", "--", "bash", "-c", program]
+    out = tmp_path / "out"
+    with SlurmCluster(4) as cluster, out.open("wb") as file:
+        job = subprocess.Popen(
+            ["salloc", *words],
+            cwd=tmp_path,
+            env=cluster.env,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+        )
+        nodes: list[str] = []
+
+        def have_begun() -> bool:
+            nodes[:] = re.findall(r"^\[\d\] began on (\w+)$", out.read_text(), re.MULTILINE)
+            return len(nodes) == 4 * attempt
+
+        lost: list[str] = []
+        for attempt in (1, 2, 3):
+            cluster.wait_until(have_begun, f"attempt {attempt}; {out.read_text()}", timeout_s=80)
+            assert not set(nodes[-4:]) & set(lost), out.read_text()
+            if attempt < 3:
+                lost.append(next(node for node in nodes[-4:] if node not in lost))
+                cluster.kill_node(lost[-1])
+                if fails:
+                    (tmp_path / f"fail-{attempt}").touch()
+        (tmp_path / "done").touch()
+        assert job.wait(60) == 0, out.read_text()
+    assert ("Slurm has lost its node" in out.read_text()) != fails
