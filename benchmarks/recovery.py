@@ -431,6 +431,8 @@ def recoveries(
         new = _first_steps(
             [each for each in later if each["attempt"] > killed["attempt"]], best + 1
         )
+        if not new:
+            raise SystemExit(f"no new step after the kill in attempt {killed['attempt']}")
         # The one between was ended by another death, such as one of gloo's own.
         attempt = new[0]["attempt"]
         of = [each for each in later if each["attempt"] == attempt]

@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow-share", type=float, default=1.0, help="share of the slow tests to run, 0 to 1"
     )
-    parser.addoption("--slow-seed", default="0", help="chooses which share")
+    today = datetime.now(UTC).date()
+    parser.addoption("--slow-seed", default=f"{today}", help="chooses which share")
     parser.addoption("--load", type=int, default=0, help="how many processes keep the machine busy")
+
+
+@pytest.fixture
+def drawn(request: pytest.FixtureRequest) -> random.Random:
+    """Draws the share of a long campaign that this run of a slow test is to do."""
+    return random.Random(f"{request.config.getoption('--slow-seed')} {request.node.nodeid}")
 
 
 @pytest.fixture(scope="session", autouse=True)
