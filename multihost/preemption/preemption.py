@@ -111,7 +111,7 @@ class Preemption:
         self._news.set()
 
     def leave(self) -> None:
-        """Is alone again, with its sources and the notices that stand, until it joins others."""
+        """Becomes alone again, with its sources and standing notices, until it joins others."""
         self._become(SyncPoint(None, "preemption", on_change=self._on_change))
 
     def _become(self, sync: SyncPoint, group_client: GroupClient | None = None) -> None:

@@ -82,8 +82,8 @@ MUTATIONS = [
     Mutation(
         "another takes over",
         f"{SHELL}._gathers",
-        "return self._process_id in first or self._process_id in others[:take_overs]",
-        "return self._process_id == announcer",
+        "return self.process_id in first or self.process_id in others[:take_overs]",
+        "return self.process_id == announcer",
         "the announcer dies",
         breaks=("ENDS",),
     ),

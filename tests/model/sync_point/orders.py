@@ -313,7 +313,7 @@ def prepared() -> Iterator[None]:
 
     def note_error(sync: SyncPoint, error: Exception, failures: int) -> None:
         if not isinstance(error, CoordinationError):
-            raise Broken("AHEAD", f"process {sync._process_id}: {error}") from error
+            raise Broken("AHEAD", f"process {sync.process_id}: {error}") from error
         real(sync, error, failures)
 
     logging.disable(logging.WARNING)
