@@ -236,6 +236,10 @@ def naming_path(path: str) -> Iterator[None]:
         raise CheckpointError(
             f"{where} cannot be read: {error.strerror or error}; {advice}", path=where
         ) from error
+    except MemoryError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: there is no memory; free some, then call it again", path=path
+        ) from error
 
 
 def error_text(error: BaseException) -> str:

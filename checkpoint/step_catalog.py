@@ -375,7 +375,8 @@ class StepCatalog:
             is_durable = index.exists(step, end_s=end_s)
         if not is_durable and step not in local:
             raise self.not_found(step)
-        line = {*index.steps()} - index.left_behind()
+        with naming_path(self.root.where):
+            line = {*index.steps()} - index.left_behind()
         return is_durable, step in local or step == max([*line, *local], default=step)
 
     def _begin_below(self, step: int, end_s: float) -> None:

@@ -551,7 +551,7 @@ def stands_there(storage: Storage, step: int | None) -> str:
     """Returns which checkpoint lies in a root under a step's number, and is none of its steps; ""
     where none does, or the store does not say.
     """
-    with contextlib.suppress(CheckpointError, OSError):
+    with contextlib.suppress(CheckpointError, OSError, MemoryError):
         for name, layout in strangers(storage):
             if step == _numbered([name])[name]:
                 return (

@@ -189,6 +189,9 @@ FOUND: dict[str, Life] = {
         )
         for how in FORGERIES
     },
+    "a deletion without memory": Life(
+        Settings(store="faulty", processes=2), (Faulty(Delete(3), "fetch", "memory", 0),)
+    ),
     "overwriting on the hosts": Life(
         Settings(save_policy="named", local=3), (Save(3, 6), Save(0, 1, overwrite=True))
     ),
