@@ -319,8 +319,10 @@ class SlurmEngine(ReplacingEngine):
             self._suspect_silent(step)
             step.kill()
         used = set(self._nodes.values())
-        standing = [name for name, state in self._states.items() if not _is_lost(state)]
-        standing.sort(key=lambda name: (name in self._suspect, name not in used))
+        standing = sorted(
+            self._states.keys() - self._lost(),
+            key=lambda name: (name in self._suspect, name not in used, name),
+        )
         count = int(self._env["SLURM_NNODES"])
         if len(standing) < count and self._states:
             raise Preempted(
@@ -333,9 +335,17 @@ class SlurmEngine(ReplacingEngine):
         self._start_step(sorted(self._to_start), options=options)
         self._to_start.clear()
 
+    def _lost(self) -> set[str]:
+        """Returns the nodes that are DOWN, or do not answer Slurm."""
+        return {
+            name
+            for name, state in self._states.items()
+            if state.startswith("down") or state.endswith("*")
+        }
+
     def _leave_if_lost(self, node: str) -> None:
         """Has a spare node stand for one that is lost. Raises Preempted where none is left."""
-        lost = {name for name, state in self._states.items() if _is_lost(state)}
+        lost = self._lost()
         if node not in lost:
             return
         spares = self._states.keys() - lost - set(self._nodes.values())
@@ -483,11 +493,6 @@ class SlurmEngine(ReplacingEngine):
 
         with self._changed:
             return self._changed.wait_for(have_ended, timeout_s)
-
-
-def _is_lost(state: str) -> bool:
-    """Returns whether a node is DOWN, or does not answer Slurm."""
-    return state.startswith("down") or state.endswith("*")
 
 
 def run_slurm(

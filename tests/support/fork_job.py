@@ -35,6 +35,7 @@ LIBRARY = ctypes.CDLL(None)
 LIBRARY.killpoint_hold.argtypes = (ctypes.c_char_p, ctypes.c_long)
 LIBRARY.killpoint_held.argtypes = (ctypes.c_double,)
 CHILD_S = 10.0  # of a child's end, which takes some milliseconds
+OWN_LOOK_S = 2.0  # of a save's caller at the root: it takes milliseconds, unless it is held
 HANG_S = 60.0
 PHASES = (
     "manager.py",
@@ -106,9 +107,6 @@ def fork(end: End, manager: CheckpointManager | None = None) -> None:
             os._exit(3)
         os._exit(0)
     ends_at_once(pid)
-
-
-OWN_LOOK_S = 2.0
 
 
 def forks_while_it_saves(root: Path, every: int) -> int:

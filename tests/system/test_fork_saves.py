@@ -24,7 +24,7 @@ FEWEST_PHASES = 40
     [
         ("saving", 10),
         *(
-            pytest.param(way, 1, marks=[pytest.mark.slow, pytest.mark.timeout(400)])
+            pytest.param(way, 1, marks=pytest.mark.slow)
             for way in ("saving", "beginning", "oneshot")
         ),
     ],
@@ -39,7 +39,7 @@ def test_a_fork_in_every_phase_of_a_save(way: str, every: int, tmp_path: Path) -
         job, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as ran:
         try:
-            said, wrong = ran.communicate(timeout=100 if every > 1 else 350)
+            said, wrong = ran.communicate(timeout=100)
         except subprocess.TimeoutExpired:
             ran.send_signal(signal.SIGABRT)  # faulthandler shows where it stands
             said, wrong = ran.communicate()
