@@ -83,10 +83,13 @@ _AS_IT_COMES = SlurmSettings()
 class _Step:
     """One srun, and what its tasks have reported."""
 
-    def __init__(self, attempt: int, processes: Sequence[int], node: str) -> None:
+    def __init__(
+        self, attempt: int, processes: Sequence[int], node: str, lost: frozenset[str]
+    ) -> None:
         self.attempt = attempt
         self.processes = processes  # of the tasks, in order
         self.node = node  # where it is to be; "": wherever Slurm has it
+        self.lost = lost  # nodes where it is not
         self.running = set(processes)
         self.begun: set[int] = set()
         self._to_end: set[int] = set()
@@ -232,7 +235,7 @@ class SlurmEngine(ReplacingEngine):
         secrets = self._secrets.to_env() if self._secrets else {}
         # Where other steps have the nodes, srun tries again for ever.
         limit_s = math.ceil(min(max(1.0, self._policy.startup_timeout_s), _FOR_EVER_S))
-        step = _Step(self._attempt, processes, node)
+        step = _Step(self._attempt, processes, node, frozenset(self._lost()))
         self._steps.append(step)
         step.start(
             [f"--immediate={limit_s}", *options, *task],
@@ -280,10 +283,10 @@ class SlurmEngine(ReplacingEngine):
         """
         down = {name for name, state in self._states.items() if state.startswith("down")}
         for step in self._steps.copy():
-            for process in step.running.copy():
-                # One that has not begun when others of its step have is where Slurm has lost one.
-                late = step.begun and process not in step.begun
-                if down and (late or (process in step.begun and self._nodes[process] in down)):
+            for process in step.running.copy() if step.begun else ():
+                # One that has not begun, unlike others of its step, is where Slurm has lost one.
+                there = {self._nodes[process]} if process in step.begun else down - step.lost
+                if there & down:
                     self._note_end(step, process, -9, "Slurm has lost its node")
         return []
 
