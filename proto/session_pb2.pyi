@@ -53,7 +53,7 @@ class End(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("job", "attempt", "process_id", "incarnation", "num_processes", "host", "pid")
+    __slots__ = ("job", "attempt", "process_id", "incarnation", "num_processes", "host", "pid", "number")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class Open(_message.Message):
     NUM_PROCESSES_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     job: str
     attempt: int
     process_id: int
@@ -68,7 +69,8 @@ class Open(_message.Message):
     num_processes: int
     host: str
     pid: int
-    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., process_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_processes: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    number: int
+    def __init__(self, job: _Optional[str] = ..., attempt: _Optional[int] = ..., process_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., num_processes: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("service_incarnation", "heartbeat_timeout_ms", "num_processes", "job", "attempt", "recoverable", "survivable", "coordinator")

@@ -101,6 +101,8 @@ class SessionTransport:
                 raise TransportError("the client is closed", sent=False)
             self._older = self._stream or self._older
             self._stream = None
+        # One that was given up may be on its way for longer than the next.
+        self._identity.number += 1
         stream = _SessionStream(self._address, self._hello, self._tls, self)
         self._opening = stream
         try:

@@ -91,6 +91,7 @@ class Session:
     stream: SessionStream
     task_id: int
     incarnation: int
+    number: int = 0
     version: int = -1
     query: int = 0  # the number of the last Ask that was sent
     second: float = 0.0
@@ -333,7 +334,11 @@ class SessionStreams:
             self.end(stream, Code.FAILED_PRECONDITION, "this Session is open already")
 
     def _open(self, stream: SessionStream, opening: session_pb2.Open, now: float) -> None:
-        status = self._check_job(opening) or self._check_owner(stream, opening)
+        status = (
+            self._check_job(opening)
+            or self._check_owner(stream, opening)
+            or self._check_order(opening)
+        )
         if status is None:
             status = self._machine.registration.open_session(
                 opening.process_id, opening.incarnation, opening.host, opening.pid, now=now
@@ -348,7 +353,7 @@ class SessionStreams:
         if older is not None:
             sentence = f"process {opening.process_id} has opened another Session"
             self.end(older.stream, Code.ABORTED, sentence)
-        session = Session(stream, opening.process_id, opening.incarnation)
+        session = Session(stream, opening.process_id, opening.incarnation, opening.number)
         stream.bind(session)
         self._sessions[session.task_id] = session
         config = self._machine.config
@@ -369,6 +374,18 @@ class SessionStreams:
             return None
         has_stream = opening.process_id in self._sessions
         return self._owners.may_join(opening.process_id, stream.key, stream.names, has_stream)
+
+    def _check_order(self, opening: session_pb2.Open) -> Status | None:
+        """Refuses what its client gave up before the Session that is open."""
+        present = self._sessions.get(opening.process_id)
+        if (
+            present is None
+            or present.incarnation != opening.incarnation
+            or present.number <= opening.number
+        ):
+            return None
+        sentence = f"process {opening.process_id} has opened another Session since"
+        return Status(Code.ABORTED, sentence)
 
     def _check_job(self, opening: session_pb2.Open) -> Status | None:
         config = self._machine.config

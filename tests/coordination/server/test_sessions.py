@@ -146,6 +146,23 @@ def test_a_second_stream_takes_the_firsts_place() -> None:
     assert sessions.open_tasks() == {0, 1}
 
 
+def test_a_stream_that_was_given_up_comes_too_late() -> None:
+    """Its Open was on its way for longer than that of the next, which stays. Another life of the
+    process counts anew.
+    """
+    sessions = Sessions(1, opened=0, recoverable=True)
+    first, next_, another = InMemoryStream(), InMemoryStream(), InMemoryStream()
+    sessions.open(next_, process_id=0, incarnation=5, number=2)
+    sessions.open(first, process_id=0, incarnation=5, number=1)
+    assert first.end == ("ABORTED", "process 0 has opened another Session since")
+    assert next_.end is None and sessions.open_tasks() == {0}
+    sessions.sessions.closed_by_client(first, 1.0)
+    sessions.tick(60.0)
+    assert sessions.machine.task_table.connected(0)
+    sessions.open(another, process_id=0, incarnation=6, number=1)
+    assert another.end is None and next_.end is not None
+
+
 def test_a_failure_names_the_missing() -> None:
     """The reply holds code, sentence and a payload with each missing process."""
     sessions = Sessions(3, opened=2)
