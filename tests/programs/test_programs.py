@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import re
 import sys
 from collections.abc import Callable
@@ -79,9 +80,10 @@ def test_a_story_that_is_not_one_is_seen(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_in_every_ending(program: str) -> None:
-    """Under this Python and jax."""
-    _see_all([run for run in draw(SEED) if run.program == program], HERE)
+def test_a_program_in_a_third_of_the_endings(program: str, drawn: random.Random) -> None:
+    """Another third each day, under this Python and jax."""
+    runs = [run for run in draw(SEED) if run.program == program]
+    _see_all(runs[drawn.randrange(3) :: 3], HERE)
 
 
 @pytest.mark.slow

@@ -167,6 +167,7 @@ def test_many_local_saves_leave_nothing_behind(saves: int, early: int, tmp_path:
 
 
 MOST_POINTS = 1000
+_FINE = 12
 
 
 @pytest.fixture(scope="module")
@@ -179,14 +180,14 @@ ERRORS = {"SIGKILL": 0, "ENOSPC": errno.ENOSPC, "EIO": errno.EIO}
 
 def walks(*coarse: tuple[str, int, int, int, int]) -> pytest.MarkDecorator:
     """Parametrises by (error, processes, victim, first point, every how many): coarse walks, and
-    slow ones to every call of one process, to every call of the second of two, owner and ward, and
-    to every third of the first, which decides besides.
+    slow ones to a third of the calls, another each day: of one process, of the second of two, owner
+    and ward, and of the first, which decides besides.
     """
-    fine = (
-        [(1, 0, at, 12) for at in range(12)]
-        + [(2, 1, at, 12) for at in range(12)]
-        + [(2, 0, at, 12) for at in range(1, 12, 3)]
-    )
+    fine = [
+        (processes, victim, at, _FINE)
+        for processes, victim in ((1, 0), (2, 1), (2, 0))
+        for at in range(0, _FINE, 3)
+    ]
     names = ("error", "processes", "victim", "first", "every")
     marks = [pytest.mark.slow, pytest.mark.timeout(300)]
     slow = [pytest.param(error, *walk, marks=marks) for error in ERRORS for walk in fine]
@@ -195,7 +196,13 @@ def walks(*coarse: tuple[str, int, int, int, int]) -> pytest.MarkDecorator:
 
 @walks(("SIGKILL", 1, 0, 5, 61))
 def test_local_saves_at_each_system_call(
-    library: Path, error: str, processes: int, victim: int, first: int, every: int
+    library: Path,
+    error: str,
+    processes: int,
+    victim: int,
+    first: int,
+    every: int,
+    drawn: random.Random,
 ) -> None:
     """Killed at, or refused, each call below the host's folder, from branch to closing: what was
     known is there, to the bit, and the next local save leaves nothing else behind. Of two it is
@@ -204,6 +211,7 @@ def test_local_saves_at_each_system_call(
     A refused call fails one local save at most, of all processes alike; the others succeed, but
     where the tier could not be opened. Who outlives the other ends too.
     """
+    first += drawn.randrange(3) if every == _FINE else 0
     found = walk_local(library, processes, victim, ERRORS[error], range(first, MOST_POINTS, every))
     assert not found[-1]["reached"] and len(found) * every > 100 * processes, (
         "the walk did not come to the end"

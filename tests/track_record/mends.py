@@ -440,6 +440,17 @@ MENDS = (
         "::test_an_agents_heartbeat_speaks_for_its_process",
     ),
     Mend(
+        "a connection that comes too late",
+        promise=5,
+        mended="2026-11-29",
+        wrong="A connection that was given up arrived after the next: its process was lost.",
+        file="coordination/server/sessions.py",
+        text="or present.number <= opening.number",
+        instead="or True",
+        found_by="tests/coordination/server/test_sessions.py"
+        "::test_a_stream_that_was_given_up_comes_too_late",
+    ),
+    Mend(
         "a launcher whose output nobody reads",
         promise=5,
         mended="2026-11-22",

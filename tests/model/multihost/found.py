@@ -6,6 +6,7 @@ from .calls import (
     Ask,
     Barrier,
     Block,
+    Broadcast,
     Cancel,
     Die,
     Gather,
@@ -94,6 +95,10 @@ FOUND: dict[str, Life] = {
     ),
     "a coordinator does not answer in time": Life(
         steps=(Step(Gather(absent=(1,)), (Fault(0, STALL, 1.2),)),)
+    ),
+    "a connection is on its way for longer than the next": Life(
+        3,
+        steps=(Step(Broadcast(name="b"), (Fault(2, MOMENTS[2]), Fault(1, STALL, 1.2))),),
     ),
 }
 
