@@ -37,7 +37,8 @@ class ProcessSpec:
     host of rank 0, port 8081 unless given. Ranks are contiguous in a slice, and all slices are of
     one size. `local_rank` counts the job's processes on this machine, from 0, and `local_count` is
     their number, where the launcher knows it. `host_address` is this machine's for the others of
-    the job, where a relay stands between it and the coordinator.
+    the job, where a relay stands between it and the coordinator. `launched_ms` is the Unix time at
+    which a launcher began that counts its attempts from 1 each time.
 
     Raises ValueError, naming field and value, for numbers that do not fit together.
     """
@@ -53,6 +54,7 @@ class ProcessSpec:
     local_rank: int | None = None
     local_count: int | None = None
     host_address: str | None = None
+    launched_ms: int | None = None
     token_file: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None

@@ -39,7 +39,8 @@ class Writer:
     """The writer that holds a claim.
 
     `job` is "" outside of a launched job, and `process` -1; `renewed_s` is Unix time by the
-    writer's clock, which does not jump.
+    writer's clock, which does not jump. `launched_ms` is when its job was launched, see
+    `ProcessSpec`.
     """
 
     id: str
@@ -49,6 +50,7 @@ class Writer:
     pid: int = 0
     renewed_s: float = 0.0
     process: int = -1
+    launched_ms: int = 0
 
     @property
     def claim(self) -> str:
@@ -61,7 +63,7 @@ def writer_of(save_id: str) -> str:
     return save_id[:_WRITER_DIGITS]
 
 
-def this_writer(job: str = "", attempt: int = 0, process: int = -1) -> Writer:
+def this_writer(job: str = "", attempt: int = 0, process: int = -1, launched_ms: int = 0) -> Writer:
     """Returns a new writer for this process, with an id of its own."""
     return Writer(
         secrets.token_hex(4),
@@ -71,13 +73,16 @@ def this_writer(job: str = "", attempt: int = 0, process: int = -1) -> Writer:
         pid=os.getpid(),
         renewed_s=steady_time_s(),
         process=process,
+        launched_ms=launched_ms,
     )
 
 
 def launched_writer() -> Writer:
     """Returns a new writer for this process, with its place in the job that it was launched in."""
     spec = launched_spec()
-    return this_writer(spec.job_id, spec.attempt, spec.process_id) if spec else this_writer()
+    if spec is None:
+        return this_writer()
+    return this_writer(spec.job_id, spec.attempt, spec.process_id, spec.launched_ms or 0)
 
 
 def may_fence(other: Writer, me: Writer, *, dead: bool) -> str:
@@ -88,7 +93,14 @@ def may_fence(other: Writer, me: Writer, *, dead: bool) -> str:
     if dead:
         return f"writer {other.id} (pid {other.pid} on {other.host}) is dead"
     # Outside of a launched job nothing says which of two living writers is the newer one.
-    if not me.job or other.job != me.job or other.attempt == me.attempt:
+    if not me.job or other.job != me.job:
+        return ""
+    # Each run of a launcher counts its attempts anew, and two hosts' clocks may differ: who looks
+    # older is not told to stop, but finds its claim gone.
+    if other.launched_ms != me.launched_ms:
+        earlier = f"writer {other.id} is of an earlier run of job {me.job!r}"
+        return earlier if other.launched_ms < me.launched_ms else ""
+    if other.attempt == me.attempt:
         return ""
     if other.attempt > me.attempt:
         raise Fenced(
@@ -147,6 +159,7 @@ def parse_writer(data: bytes, writer_id: str) -> Writer:
             pid=int(claim["pid"]),
             renewed_s=float(claim["renewed_s"]),
             process=int(claim["process"]),
+            launched_ms=int(claim.get("launched_ms", 0)),
         )
     except (ValueError, TypeError, KeyError):
         # Cut off by a crash, perhaps: the claim stands all the same, and its lock says who lives.

@@ -101,7 +101,11 @@ def refuse_writers(where: str, me: Writer, others: Iterable[tuple[Writer, bool]]
     if unjoined_spec() is None:
         return
     for other, is_dead in others:
-        is_of_job = (other.job, other.attempt) == (me.job, me.attempt)
+        is_of_job = (other.job, other.attempt, other.launched_ms) == (
+            me.job,
+            me.attempt,
+            me.launched_ms,
+        )
         # The same number is this process's parent or child, or its life before a restart.
         if is_of_job and not is_dead and other.process != me.process:
             raise CheckpointError(

@@ -85,6 +85,7 @@ class BaseEngine(Engine):
         self._queue: queue.SimpleQueue[Event | Stuck | Callable[[], Sequence[Event]]]
         self._queue = queue.SimpleQueue()
         self._attempt = 0
+        self.launched_ms = time.time_ns() // 1_000_000
         self._to_start: set[int] = set()  # those of this attempt whose start was ordered
         self._watch: ProgressWatch | None = None
         self._explaining = threading.Lock()

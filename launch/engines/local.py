@@ -270,6 +270,7 @@ class LocalEngine(ReplacingEngine):
             coordinator=self._coordinator.address,
             local_rank=process,
             local_count=self._num_processes,
+            launched_ms=self.launched_ms,
         )
         given = self._settings.env or {}
         env, lines = worker_env(given, spec, share_of=spec.num_processes, decides=True)

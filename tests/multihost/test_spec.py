@@ -38,6 +38,7 @@ def test_the_environment_carries_all_of_it() -> None:
         host_address="10.0.0.2",
         local_rank=1,
         local_count=2,
+        launched_ms=1_790_000_000_000,
     )
     assert ProcessSpec.from_env(SPEC.to_env()) == SPEC
     assert ProcessSpec.from_env(full.to_env()) == full

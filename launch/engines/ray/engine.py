@@ -468,6 +468,7 @@ class RayEngine(ReplacingEngine):
             local_rank=node_ids[:rank].count(node_id),
             local_count=node_ids.count(node_id),
             host_address=host_address,
+            launched_ms=self.launched_ms,
         )
 
     # --- Those that stay, and those that are replaced

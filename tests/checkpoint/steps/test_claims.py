@@ -21,10 +21,19 @@ from holdfast.coordination import Fenced
         (Writer("a", "", 1, "h", 7), Writer("b", "", 2), False, ""),
         (Writer("a", "j", 2, "h", 7), Writer("b", "j", 2), False, ""),
         (Writer("a", "", 0, "h", 7), Writer("b", "", 0), True, "writer a (pid 7 on h) is dead"),
+        (
+            Writer("a", "j", 3, launched_ms=1),
+            Writer("b", "j", 1, launched_ms=2),
+            False,
+            "writer a is of an earlier run of job 'j'",
+        ),
+        (Writer("a", "j", 3, launched_ms=2), Writer("b", "j", 1, launched_ms=1), False, ""),
     ],
 )
 def test_who_may_be_fenced(other: Writer, me: Writer, dead: bool, reason: str) -> None:
-    """The dead, and lower attempts of the same job; nobody else."""
+    """The dead, lower attempts of the same job, and earlier runs of it, which had attempts of their
+    own; nobody else.
+    """
     assert may_fence(other, me, dead=dead) == reason
 
 
