@@ -54,6 +54,10 @@ class Lane(ABC):
     def _place_of(self, order: SaveOrder) -> Position:
         """Returns where the step of an order stands. Raises StepExists, StepOutOfOrder."""
 
+    def count_anew(self) -> None:
+        """Notes, on every process at once, that the program may go back to an earlier step."""
+        self._scheduler.count_anew()
+
     def started(self, step: int) -> None:
         """Notes that this lane, or one that is asked before it, saves a step."""
         self._scheduler.started(step)

@@ -18,6 +18,7 @@ from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import close_with_attempt
 from holdfast.multihost.instruments import Phase, amount
+from holdfast.multihost.preemption.preemption import count_anew
 
 from .agreement.restore_verdict import wanted_items
 from .errors import error_text
@@ -112,6 +113,7 @@ class CheckpointManager:
         self._state = self._catalog.state
         self._durable = self._parts.lanes[0]
         self._closed = False
+        count_anew(self._root.group.count)  # with another root the program begins another run
         _open_managers.add(self)
         close_with_attempt(self._end_with_attempt)
 
@@ -454,6 +456,9 @@ class CheckpointManager:
     ) -> dict[str, Any]:
         """Restores as `restore` does, and counts it."""
         group = self._root.group
+        count_anew(group.count)
+        for lane in self._parts.lanes:
+            lane.count_anew()
         began_s = time.perf_counter()
         # Alike on all processes: a restore ends alike on all.
         trace = f"{self._root.messages}/{self._state.statistics.restores}"

@@ -61,6 +61,11 @@ class SaveScheduler:
         agrees = group.count > 1 and (skips or self._by_clock)
         self._agreement = agree_on_step(group, name) if agrees else None
 
+    def count_anew(self) -> None:
+        """Notes, on every process at once, that the program may go back to an earlier step."""
+        if self._agreement is not None:
+            self._agreement.count_anew()
+
     def started(self, step: int) -> None:
         """Notes that a save of `step` begins. One that is no step fails, and is not noted."""
         if not is_step(step):

@@ -205,6 +205,11 @@ class Preemption:
         _log.warning("there is room for more processes: all stop, to come back as more")
         self._news.set()
 
+    def count_anew(self, num_processes: int) -> None:
+        """Has steps count anew, where so many are all of the job: see `SyncPoint.count_anew`."""
+        if num_processes == len(self._sync.tasks):
+            self._sync.count_anew()
+
     def reached(self, step: int) -> bool:
         """Returns whether the job has to stop at `step`: see `reached_preemption`."""
         self._asked_s = time.monotonic()
@@ -488,7 +493,7 @@ def reached_preemption(step: int) -> bool:
     got False; then true until the notice is withdrawn. Takes a few microseconds; while a notice is
     being agreed on it waits for the other processes' background threads (never for their main
     threads). Every process has to ask, or at least to have called `initialize()`. Steps may grow in
-    any stride. Thread-safe. Raises BarrierTimeout when the agreement does not come about.
+    any stride, and begin anew where all open a manager or restore with one. Thread-safe. Raises BarrierTimeout when the agreement does not come about.
 
     Without jax.distributed the answer is of this process alone.
     """
@@ -507,6 +512,15 @@ def ask_sync_point(step: int) -> bool:
     if reached:
         jax.monitoring.record_event(EVENT)
     return reached
+
+
+def count_anew(num_processes: int) -> None:
+    """Has the steps asked about from now on come after all before, whatever their numbers, where so
+    many processes are all of the job. Each of them calls it at the same place of its program.
+    """
+    running = current_job().get(Preemption)
+    if running is not None:
+        running.count_anew(num_processes)
 
 
 def has_unheard_notice() -> bool:

@@ -38,6 +38,7 @@ _GET_S = 600.0
 # be dead, or stopped.
 TAKE_OVER_S = 3.0
 _BACK_OFF_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+_RUN = 1 << 64  # how far apart the steps of two runs are, see `count_anew`
 # Codes of a client that was shut down.
 _SHUT_DOWN = ("CANCELLED", "FAILED_PRECONDITION")
 
@@ -71,13 +72,14 @@ class SyncPoint(Closing):
         self._group_client: GroupClient | None = None if client is None else group_client_of(client)
         self.folder = "" if self._group_client is None else _folder(self._group_client, name)
         self.process_id = process_id
-        self._tasks = tuple(tasks)
+        self.tasks = tuple(tasks)
         self._timeout_s = timeout_s
         self._take_over_s = min(TAKE_OVER_S, timeout_s / 4)
         self._lost = lost
         self._on_change = on_change
         self._log = StepLog()
-        # Guards _log, _missing, _last_error and _coordinator_lost.
+        self._run = 0  # the log's steps of a run begin at _run * _RUN
+        # Guards _log, _run, _missing, _last_error and _coordinator_lost.
         self._changed = threading.Condition()
         self._missing: tuple[int, ...] = ()
         self._last_error: Exception | None = None
@@ -134,13 +136,22 @@ class SyncPoint(Closing):
         announcement = f"{self.process_id} {value}"
         change = f"{self.folder}/{number}/change"
         if self._group_client.insert(change, announcement.encode()):
-            self._send(self._group_client, number, announcement, self._tasks)
+            self._send(self._group_client, number, announcement, self.tasks)
             return True
         # The announcer of the earlier one may have died before it sent any mail.
         earlier = self._get(self._group_client, f"{number}/change", 1.0)
         if earlier:
             self._send(self._group_client, number, earlier, [self.process_id])
         return False
+
+    def count_anew(self) -> None:
+        """Has the steps that are asked about from now on come after all before, whatever their
+        numbers: the program goes back to an earlier step, or begins another run.
+
+        Every process calls it between the same two questions.
+        """
+        with self._changed:
+            self._run += 1
 
     def reached(self, step: int) -> bool:
         """Returns whether a change took effect since the step asked about before `step`.
@@ -157,19 +168,20 @@ class SyncPoint(Closing):
         CoordinatorLost when it cannot.
         """
         with self._changed:
-            if self._log.may_answer(step):
-                return self._log.answer(step)
-            in_time = self._changed.wait_for(lambda: self._ends_wait(step), self._timeout_s)
+            at = step + self._run * _RUN
+            if self._log.may_answer(at):
+                return self._log.answer(at)
+            in_time = self._changed.wait_for(lambda: self._ends_wait(at), self._timeout_s)
             if self._closed.is_set():
                 self._log.thaw()
-            if self._log.may_answer(step):
-                return self._log.answer(step)
+            if self._log.may_answer(at):
+                return self._log.answer(at)
             if in_time and self._last_error:
                 raise self._last_error
             raise self._timeout_error(step)
 
-    def _ends_wait(self, step: int) -> bool:
-        return self._log.may_answer(step) or self._closed.is_set() or self._coordinator_lost
+    def _ends_wait(self, at: int) -> bool:
+        return self._log.may_answer(at) or self._closed.is_set() or self._coordinator_lost
 
     def close(self) -> None:
         """Ends the background thread, within seconds.
@@ -232,7 +244,7 @@ class SyncPoint(Closing):
                 # Mail that came in its place is no loss: a later life looks for the change itself.
                 group_client.delete(f"{self.folder}/{number}/mail/{self.process_id}")
             else:
-                group_client.delete_after(self.folder, len(self._tasks))
+                group_client.delete_after(self.folder, len(self.tasks))
 
     def _timeout_error(self, step: int) -> CoordinationError:
         assert self._group_client is not None  # alone, no answer is held back
@@ -240,7 +252,7 @@ class SyncPoint(Closing):
         why = f"; the last call failed with: {self._last_error}" if self._last_error else ""
         return BarrierTimeout(
             f"sync point {self.name!r} could not be agreed on in {self._timeout_s:g} s, asked at"
-            f" step {step}: no answer from processes {list(missing)} of {len(self._tasks)}; every"
+            f" step {step}: no answer from processes {list(missing)} of {len(self.tasks)}; every"
             f" process has to ask too, or have died{why}",
             name=self.name,
             missing=missing,
@@ -332,7 +344,8 @@ class SyncPoint(Closing):
                 self._log.freeze()
             self._missing = ()
             self._changed.notify_all()
-        _log.info("sync point %r: %r holds from step %s on", self.name, value, step)
+        shown = (step + _RUN // 2) % _RUN - _RUN // 2
+        _log.info("sync point %r: %r holds from step %s on", self.name, value, shown)
 
     def _round(self, group_client: GroupClient, announcement: str) -> None:
         announcer, value = announcement.split(" ", 1)
@@ -369,7 +382,7 @@ class SyncPoint(Closing):
         One process does, and one more for each time that nothing came of it.
         """
         lost = set(self._lost())
-        others = sorted(set(self._tasks) - lost - {announcer})
+        others = sorted(set(self.tasks) - lost - {announcer})
         first = [announcer] if announcer not in lost else others[:1]
         return self.process_id in first or self.process_id in others[:take_overs]
 
@@ -386,7 +399,7 @@ class SyncPoint(Closing):
             for key, value in keys.items()
             if key.startswith("floor/")
         }
-        missing = sorted(set(self._tasks) - set(floors) - set(self._lost()))
+        missing = sorted(set(self.tasks) - set(floors) - set(self._lost()))
         if missing:
             listing = group_client.list(f"{self.folder}/left")
             left = {int(task): int(floor) for task, floor in listing.items()}

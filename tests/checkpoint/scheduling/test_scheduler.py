@@ -190,6 +190,27 @@ def test_a_last_save_that_fails_is_tried_again(
         assert not any(manager.save(step, tree(step)) for step in range(1, 9))
 
 
+def test_a_program_that_goes_back_hears_of_a_notice(tmp_path: Path) -> None:
+    """At the next step it asks about, though it has asked about higher ones; so does another run,
+    into another root, that counts from 1.
+    """
+    preemption.stop()
+    with CheckpointManager(tmp_path / "a") as manager:
+        manager.save(200, tree(200))
+        assert not manager.reached_preemption(300)
+        manager.restore(200, tree(0))
+        assert not manager.reached_preemption(201)
+        notify_preemption(Notice("the machine is taken"))
+        assert manager.reached_preemption(202)
+    notify_preemption(None)
+    assert not reached_preemption(300)
+    with CheckpointManager(tmp_path / "b") as manager:
+        assert not manager.reached_preemption(1)
+        notify_preemption(Notice("the machine is taken"))
+        assert manager.reached_preemption(2)
+    preemption.stop()
+
+
 def _fail(*arguments: object) -> None:
     raise OSError("no room")
 

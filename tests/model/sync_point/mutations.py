@@ -74,7 +74,7 @@ MUTATIONS = [
     Mutation(
         "all who live have a floor",
         f"{SHELL}._gather",
-        "missing = sorted(set(self._tasks) - set(floors) - set(self._lost()))",
+        "missing = sorted(set(self.tasks) - set(floors) - set(self._lost()))",
         "missing = []",
         "a notice",
         breaks=("AHEAD", "ALIKE"),
@@ -130,7 +130,7 @@ MUTATIONS = [
     Mutation(
         "the last that leaves takes all along",
         f"{SHELL}._wake",
-        "group_client.delete_after(self.folder, len(self._tasks))",
+        "group_client.delete_after(self.folder, len(self.tasks))",
         "pass",
         "all leave",
         breaks=("TIDY",),
