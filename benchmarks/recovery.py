@@ -318,6 +318,7 @@ class Watch:
         assert launcher.stdout is not None
         self._kill_process = kill
         self._on_back: Callable[[], object] = list
+        self._mending = threading.Thread()
         self._launcher = launcher
         self._arguments = arguments
         self._drawn = drawn
@@ -336,7 +337,8 @@ class Watch:
     def run(self, on_kill: Callable[[int], None], on_back: Callable[[], object]) -> None:
         """Returns when all kills are done and the launcher has closed its output.
 
-        `on_kill` gets who was killed; `on_back` is called when the job has got beyond that.
+        `on_kill` gets who was killed; `on_back` is called when the job has got beyond that, on a
+        thread: the marks go on being read.
         """
         self._on_back = on_back
         while True:
@@ -363,6 +365,8 @@ class Watch:
                     self._read(fd, line.decode(errors="replace"))
 
     def _kill(self) -> int:
+        if self._mending.ident is not None:
+            self._mending.join()
         who = self._drawn.choice(sorted(self._joined))
         self._best = max(self._done.values())
         self._done.clear()
@@ -401,7 +405,8 @@ class Watch:
         if self._kills == self._arguments.kills:
             self._launcher.terminate()
         else:
-            self._on_back()
+            self._mending = threading.Thread(target=self._on_back)
+            self._mending.start()
             self._kill_at = time.monotonic() + self._drawn.uniform(*self._arguments.between)
 
     def _killed(self) -> int:
@@ -505,11 +510,14 @@ class RayNodes:
         self._loses = bool(kills)
         self._count = nodes + self._loses
         self._fleet = Fleet(__name__, room=self._room)
+        self._lost: list[Any] = []
         self.mend()
         self.environment = {"RAY_ADDRESS": self._fleet.address}
 
     def mend(self) -> None:
-        """Has a node in the place of one that was lost."""
+        """Has a node in the place of one that was lost, which Ray may not have missed yet."""
+        while self._lost:
+            self._fleet.remove(self._lost.pop())
         self._fleet.become([{}] * self._count)
 
     def command(self, options: list[str], worker: list[str]) -> list[str]:
@@ -522,7 +530,9 @@ class RayNodes:
         """Kills all processes of a process's node."""
         from tests.support.processes import descendants
 
-        for each in descendants(self._fleet.raylet(self._fleet.node_of(pid))):
+        node = self._fleet.node_of(pid)
+        self._lost.append(node)
+        for each in descendants(self._fleet.raylet(node)):
             with contextlib.suppress(ProcessLookupError):
                 kill_process(each)
 
