@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import time
@@ -21,7 +22,7 @@ from holdfast.multihost.instruments import Phase, amount
 from holdfast.multihost.preemption.preemption import count_anew
 
 from .agreement.restore_verdict import wanted_items
-from .errors import error_text
+from .errors import Corrupt, StepNotFound, error_text
 from .format.limits import check_step
 from .format.rename import Names
 from .lanes import Lane
@@ -32,7 +33,6 @@ from .notebook import html_table, shown_steps
 from .options import Local, Options, answers_foreign_words
 from .policy import (
     KeepAll,
-    KeepBest,
     KeepPolicy,
     SavePolicy,
     StepFacts,
@@ -337,17 +337,21 @@ class CheckpointManager:
         """
         return self._catalog.left_steps()
 
-    def best_step(self, metric: str | None = None, mode: str = "min") -> int | None:
-        """Returns the best step by a metric: that of the keep policy's KeepBest unless given. None
-        when no step has it.
+    def best_step(self, metric: str | None = None, mode: str | None = None) -> int | None:
+        """Returns the best step by a metric: metric and mode are those of the keep policy's
+        KeepBest unless given, and the mode else "min". None when no step has it.
+
+        Steps that were left behind, or are damaged, are not asked.
         """
-        rule = best_rule(self._parts.keep_policy)
-        if metric is not None:
-            rule = KeepBest(1, metric, mode)  # type: ignore[arg-type]
+        rule = best_rule(self._parts.keep_policy, metric, mode)
         if rule is None:
             raise ValueError("best_step: give a metric, or a keep policy with a KeepBest in it")
-        steps = self._catalog.durable_steps()
-        ranked = rule.ranked([StepFacts(step, self.metrics(step)) for step in steps])
+        facts = []
+        for step in self._catalog.line():
+            # The keep policy, or another program, may have deleted it since.
+            with contextlib.suppress(StepNotFound, Corrupt):
+                facts.append(StepFacts(step, self.metrics(step)))
+        ranked = rule.ranked(facts)
         return ranked[0] if ranked else None
 
     def metrics(self, step: int) -> dict[str, float]:

@@ -9,9 +9,10 @@ as the newest step. Anything with the same verb serves: subclassing is not neede
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, SupportsFloat
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, SupportsFloat
 
 CLOCK_SLACK_S = 60.0  # by which two managers' clocks may differ without a contradiction
 
@@ -140,7 +141,7 @@ class EveryNSteps:
     n: int
 
     def __post_init__(self) -> None:
-        _need_count("EveryNSteps", self.n)
+        _need_count(self)
 
     def wants(self, context: PolicyContext) -> str:
         """Returns a reason at each multiple of `n`."""
@@ -231,7 +232,7 @@ class KeepLast:
     n: int
 
     def __post_init__(self) -> None:
-        _need_count("KeepLast", self.n)
+        _need_count(self)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the newest `n`."""
@@ -245,7 +246,7 @@ class KeepEvery:
     n: int
 
     def __post_init__(self) -> None:
-        _need_count("KeepEvery", self.n)
+        _need_count(self)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the multiples of `n`."""
@@ -261,7 +262,7 @@ class KeepClosestTo:
     n: int
 
     def __post_init__(self) -> None:
-        _need_count("KeepClosestTo", self.n)
+        _need_count(self)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the closest step to each multiple that is some step's nearest."""
@@ -366,7 +367,7 @@ class KeepBest:
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        _need_count("KeepBest", self.n)
+        _need_count(self)
         if self.mode not in ("min", "max"):
             raise ValueError(f'KeepBest: mode is "min" or "max", not {self.mode!r}')
 
@@ -443,9 +444,15 @@ def _keeps_all(policy: KeepPolicy) -> bool:
     return isinstance(policy, KeepAll) or any(map(_keeps_all, inner))
 
 
-def best_rule(policy: KeepPolicy) -> KeepBest | None:
-    """Returns the KeepBest inside a keep policy, which says what "best" means for `best_step()`."""
-    return next(_best_rules(policy), None)
+def best_rule(
+    policy: KeepPolicy, metric: str | None = None, mode: str | None = None
+) -> KeepBest | None:
+    """Returns what "best" means for `best_step()`: what the KeepBest inside a keep policy says,
+    that of the metric, unless given. None where no metric is known.
+    """
+    rules = (rule for rule in _best_rules(policy) if metric in (None, rule.metric))
+    rule = next(rules, None) or (KeepBest(1, metric) if metric else None)
+    return replace(rule, mode=mode) if rule and mode else rule
 
 
 def _best_rules(policy: KeepPolicy) -> Iterator[KeepBest]:
@@ -477,10 +484,13 @@ def unknown_metrics(policy: KeepPolicy, steps: Sequence[StepFacts]) -> list[str]
     ]
 
 
-def _need_count(policy: str, n: object) -> None:
-    if not hasattr(n, "__index__"):
-        raise TypeError(f"{policy}: n is a whole number, as in {policy}(3), found {n!r}")
-    need_positive(policy, "n", n)
+def _need_count(policy: Any) -> None:
+    """Has a policy's `n` be a Python int: others wrap around, or have no -n."""
+    name = type(policy).__name__
+    if not hasattr(policy.n, "__index__"):
+        raise TypeError(f"{name}: n is a whole number, as in {name}(3), found {policy.n!r}")
+    need_positive(name, "n", policy.n)
+    object.__setattr__(policy, "n", operator.index(policy.n))
 
 
 def need_positive(policy: str, name: str, value: object) -> None:

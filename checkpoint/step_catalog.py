@@ -97,13 +97,18 @@ class StepCatalog:
 
     def latest_step(self) -> int | None:
         """Returns the newest step of store and hosts that was not left behind."""
-        steps = self.known_steps()
-        left = self.left_steps()
-        if self.root.group.count == 1:
-            if self.root.storage.posix is not None:
-                return max([*self._newest_in_folder(), *self.local_steps()], default=None)
-            steps, left = self.look()
-        return max({*steps} - {*left} | {*self.local_steps()}, default=None)
+        is_alone = self.root.group.count == 1
+        if is_alone and self.root.storage.posix is not None:
+            return max([*self._newest_in_folder(), *self.local_steps()], default=None)
+        return max([*self.line(), *self.local_steps()], default=None)
+
+    def line(self) -> list[int]:
+        """Returns the steps of the store that were not left behind, ascending; in a group what all
+        processes know alike.
+        """
+        is_alone = self.root.group.count == 1
+        steps, left = self.look() if is_alone else (self.known_steps(), self.left_steps())
+        return sorted({*steps} - {*left})
 
     def _newest_in_folder(self) -> list[int]:
         """Returns the newest step of a folder, and of other libraries', that was not left behind;

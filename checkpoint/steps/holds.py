@@ -24,10 +24,11 @@ from ..errors import CheckpointError
 from ..format.step_folders import has_record
 from ..storage.base import Entry, Storage
 from ..storage.threads import run_side_by_side
-from .claims import FOLDER
+from .claims import FOLDER, FULL_ERRORS
 
 _log = logging.getLogger(__name__)
 HOLDS = f"{FOLDER}/holds"
+_MOST_S = 10**8  # three years
 _NAME = re.compile(r"(\d{1,18})-(\d{1,9})-(\d{1,12})-[0-9a-f]{8}")
 _MARK = re.compile(rf"{re.escape(HOLDS)}/(\d{{1,18}})-goes-([0-9a-f]{{8}})-[0-9a-f]{{8}}")
 
@@ -54,7 +55,8 @@ def add_hold(storage: Storage, step: int, seconds: float) -> str:
 
     Raises CheckpointError where it cannot be written.
     """
-    name = f"{HOLDS}/{step}-{int(seconds) + 1}-{int(time.time())}-{secrets.token_hex(4)}"
+    held_s = int(min(seconds, _MOST_S)) + 1
+    name = f"{HOLDS}/{step}-{held_s}-{int(time.time())}-{secrets.token_hex(4)}"
     try:
         _write(storage, name)
     except OSError as error:
@@ -137,16 +139,17 @@ def held_steps(storage: Storage) -> set[int]:
 
 
 def _mark(storage: Storage, steps: Sequence[int], writer_id: str) -> list[str]:
-    """Returns the marks that it has written; none where something else stands than their folder:
-    nobody can hold a step there either.
+    """Returns the marks that it writes; none where something else stands than their folder: nobody
+    can hold a step there either. A full disk may have room for none: what is let go makes some.
     """
     names = [f"{HOLDS}/{step}-goes-{writer_id}-{secrets.token_hex(4)}" for step in steps]
     try:
         run_side_by_side(lambda name: _write(storage, name), names, storage.max_concurrency)
     except OSError as error:
-        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            return []
+        if error.errno not in FULL_ERRORS:
             raise
-        return []
     return names
 
 

@@ -177,7 +177,8 @@ class StepIndex:
 
     def best_by_metric(self) -> dict[str, int]:
         """Returns the best step by each metric that the keep policy judges by."""
-        infos = self.known().values()
+        left = self.left_behind()
+        infos = [info for step, info in self.known().items() if step not in left]
         return best_by_metric(self._keep_policy, [info.facts for info in infos if info.facts])
 
     def crc(self) -> int:

@@ -232,8 +232,11 @@ class CheckpointManager(AbstractCheckpointManager):
         if best_fn is None:
             return self.latest_step()
         sign = -1 if self._options.best_mode == "min" else 1
-        metrics = {step: self._metrics(step) for step in self.all_steps()}
-        scored = [(sign * best_fn(each), step) for step, each in metrics.items() if each]
+        scored = []
+        for step in self.all_steps():
+            with contextlib.suppress(FileNotFoundError):  # it may have been deleted since
+                if each := self._metrics(step):
+                    scored.append((sign * best_fn(each), step))
         return max(scored)[1] if scored else None
 
     def _metrics(self, step: int) -> dict[str, float]:

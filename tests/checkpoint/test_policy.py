@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -205,6 +207,19 @@ def test_best_is_what_the_keep_policy_says() -> None:
         and best_rule(KeepLast(1)) is None
     )
     assert rule.ranked(STEPS) == [40, 10, 20, 0]
+    accuracy = KeepBest(2, "accuracy", "max")
+    both = KeepAnyOf(rule, accuracy)
+    assert best_rule(both, "accuracy") == accuracy
+    assert best_rule(both, "accuracy", "min") == replace(accuracy, mode="min")
+    assert best_rule(both, mode="max") == replace(rule, mode="max")
+    assert best_rule(both, "other") == KeepBest(1, "other")
+
+
+def test_numbers_of_numpys_count_as_pythons() -> None:
+    """They neither wrap around nor overflow."""
+    assert KeepLast(np.uint32(1)).keeps(STEPS) == KeepLast(1).keeps(STEPS)  # type: ignore[arg-type]
+    every = EveryNSteps(np.int16(500))  # type: ignore[arg-type]
+    assert every.wants(PolicyContext(40_000)) and every == EveryNSteps(500)
 
 
 def test_policies_are_values() -> None:

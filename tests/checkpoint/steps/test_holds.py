@@ -44,6 +44,13 @@ def begin_step(storage: Storage, step: int) -> None:
     storage.write(f"{step}/checkpoint.json", 2, [(0, [memoryview(b"{}")])])
 
 
+@pytest.mark.parametrize("seconds", [1e9, float("inf")])
+def test_a_hold_may_be_for_good(storage: Storage, seconds: float) -> None:
+    """Or for as long as a name can say."""
+    add_hold(storage, 7, seconds)
+    assert held_steps(storage) == {7}
+
+
 def test_each_of_its_holds_holds_a_step(storage: Storage) -> None:
     """Several holds on a step are as good as one; it is free when the last is dropped. Dropping
     twice is no error.

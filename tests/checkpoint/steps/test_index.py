@@ -27,6 +27,7 @@ from holdfast.checkpoint.format.record import read_record
 from holdfast.checkpoint.format.step_folders import has_record, list_steps
 from holdfast.checkpoint.options import Statistics
 from holdfast.checkpoint.policy import KeepPolicy
+from holdfast.checkpoint.step_catalog import StepCatalog
 from holdfast.checkpoint.steps.background import BackgroundWorker
 from holdfast.checkpoint.steps.index import StepIndex
 from holdfast.checkpoint.steps.step_files import StepDeleter
@@ -145,6 +146,32 @@ def test_the_keep_policy_deletes_after_the_commit(tmp_path: Path) -> None:
         manager.save(4, tree(4), metrics={"loss": 0.5})
         manager.wait_until_finished()
         assert manager.all_steps() == [4] and manager.metrics(4) == {"loss": 0.5}
+
+
+def test_the_best_step_is_one_of_the_line(tmp_path: Path) -> None:
+    """Not one that was left behind, nor one that is damaged, nor one that another program deletes
+    as it is asked for.
+    """
+    with CheckpointManager(tmp_path) as manager:
+        for step, loss in ((100, 3.0), (200, 2.0), (300, 1.0)):
+            manager.save(step, tree(step), metrics={"loss": loss})
+        manager.wait_until_finished()
+        assert manager.best_step("loss") == 300
+        manager.restore(200, tree(0))
+        manager.save(250, tree(250), metrics={"loss": 2.5})
+        manager.wait_until_finished()
+        assert manager.left_steps() == [300] and manager.best_step("loss") == 200
+        record = tmp_path / "200" / "checkpoint.json"
+        text = record.read_text()
+        record.write_text(text[:-9])
+        assert manager.best_step("loss") == 250
+        record.write_text(text)
+        listed = manager._catalog.line()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(StepCatalog, "line", lambda catalog: listed)
+            with CheckpointManager(tmp_path) as other:
+                other.delete(200)
+            assert manager.best_step("loss") == 250
 
 
 def test_a_clock_that_jumps_deletes_nothing(

@@ -18,6 +18,7 @@ import pytest
 from holdfast.checkpoint import CheckpointError, CheckpointManager, Options, save
 from holdfast.checkpoint.format.step_folders import parse_step_format
 from holdfast.checkpoint.steps.claims import Writer, this_writer
+from holdfast.checkpoint.steps.holds import add_hold, list_marks
 from holdfast.checkpoint.steps.local_claims import LocalClaims
 from holdfast.checkpoint.steps.opening import OpenRoot, open_root
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -224,6 +225,19 @@ def test_a_root_on_a_full_disk_opens(
         ]
         assert [manager.all_steps() for manager in managers] == [[2, 5]] * 2
         at_once([manager.close for manager in managers])
+
+
+def test_a_full_disk_is_pruned(disk: tuple[Path, Callable[[], None]]) -> None:
+    """Where no mark can be written, what no reader holds goes all the same."""
+    folder, fill = disk
+    with CheckpointManager(folder / "root", options=ANY_SPACE) as manager:
+        for step in range(3):
+            manager.save(step, {"w": np.full(5000, step)})
+    add_hold(LocalStorage(folder / "root"), 1, 3600)
+    fill()
+    with CheckpointManager(folder / "root", options=ANY_SPACE) as manager:
+        assert manager.delete_unheld([0, 1]) == [0] and manager.all_steps() == [1, 2]
+    assert not list_marks(LocalStorage(folder / "root"))
 
 
 def test_a_group_deletes_its_newest_step(tmp_path: Path) -> None:
