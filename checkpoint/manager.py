@@ -505,12 +505,17 @@ class CheckpointManager:
         if self._closed:
             return
         self._refuse_in_callback("close")
-        self._closed = True
+        hangs: HoldfastError | None = None
         try:
             self._durable.join()
-        finally:
-            _open_managers.discard(self)
-            self._parts.close(self._options.exit_timeout_s)
+        # Not after a Ctrl-C: the save goes on, and the exit waits for it.
+        except HoldfastError as error:
+            hangs = error
+        self._closed = True
+        _open_managers.discard(self)
+        self._parts.close(self._options.exit_timeout_s)
+        if hangs is not None:
+            raise hangs
         # No save comes that would try again.
         self._raise_errors(missed=True)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
+import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -271,6 +275,31 @@ def test_a_handle_that_waits_too_long_says_so(tmp_path: Path, gate: Gate) -> Non
         gate.opened.set()
         handle.wait()
         assert manager.latest_step() == 1
+
+
+def test_a_close_that_is_interrupted_loses_no_save(tmp_path: Path, gate: Gate) -> None:
+    """Ctrl-C while `close` waits: the save keeps its claim, and the next `close` waits again."""
+    manager = CheckpointManager(tmp_path, options=Options(progress=gate))
+    manager.save(1, tree(1))
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        def calls() -> set[str]:
+            return {each.name for each in traceback.extract_stack(sys._current_frames()[main])}
+
+        while not {"close", "join", "wait"} <= calls():
+            time.sleep(0.001)
+        signal.raise_signal(signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        manager.close()
+    thread.join()
+    gate.opened.set()
+    manager.close()
+    with CheckpointManager(tmp_path) as again:
+        assert again.all_steps() == [1]
 
 
 def test_callbacks_are_called_once_the_step_is_there(
