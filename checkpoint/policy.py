@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, SupportsFloat
+from typing import Literal, Protocol, SupportsFloat
 
 CLOCK_SLACK_S = 60.0  # by which two managers' clocks may differ without a contradiction
 
@@ -135,13 +135,21 @@ def _check_inner(kind: str, policy: object, verb: str, example: str) -> None:
 
 
 @dataclass(frozen=True)
-class EveryNSteps:
-    """Saves steps 0, n, 2n, ..."""
-
+class _Counted:
     n: int
 
     def __post_init__(self) -> None:
-        _need_count(self)
+        name = type(self).__name__
+        if not hasattr(self.n, "__index__"):
+            raise TypeError(f"{name}: n is a whole number, as in {name}(3), found {self.n!r}")
+        need_positive(name, "n", self.n)
+        # A Python int: numpy's wrap around, or have no -n.
+        object.__setattr__(self, "n", operator.index(self.n))
+
+
+@dataclass(frozen=True)
+class EveryNSteps(_Counted):
+    """Saves steps 0, n, 2n, ..."""
 
     def wants(self, context: PolicyContext) -> str:
         """Returns a reason at each multiple of `n`."""
@@ -226,13 +234,8 @@ class AnyOf:
 
 
 @dataclass(frozen=True)
-class KeepLast:
+class KeepLast(_Counted):
     """Keeps the newest `n` steps."""
-
-    n: int
-
-    def __post_init__(self) -> None:
-        _need_count(self)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the newest `n`."""
@@ -240,13 +243,8 @@ class KeepLast:
 
 
 @dataclass(frozen=True)
-class KeepEvery:
+class KeepEvery(_Counted):
     """Keeps the multiples of `n`."""
-
-    n: int
-
-    def __post_init__(self) -> None:
-        _need_count(self)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the multiples of `n`."""
@@ -254,15 +252,10 @@ class KeepEvery:
 
 
 @dataclass(frozen=True)
-class KeepClosestTo:
+class KeepClosestTo(_Counted):
     """Keeps, for each multiple of `n`, the step closest to it, of equals the newer: for steps that
     are saved by the clock.
     """
-
-    n: int
-
-    def __post_init__(self) -> None:
-        _need_count(self)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the closest step to each multiple that is some step's nearest."""
@@ -355,19 +348,18 @@ class KeepEverySeconds:
 
 
 @dataclass(frozen=True)
-class KeepBest:
+class KeepBest(_Counted):
     """Keeps the `n` steps whose `metric` is best; of equals the newer. A step without the metric,
     or with NaN, is never among them.
 
     Where no step at all has the metric, every step stays: its name may be mistyped.
     """
 
-    n: int
     metric: str
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        _need_count(self)
+        super().__post_init__()
         if self.mode not in ("min", "max"):
             raise ValueError(f'KeepBest: mode is "min" or "max", not {self.mode!r}')
 
@@ -482,15 +474,6 @@ def unknown_metrics(policy: KeepPolicy, steps: Sequence[StepFacts]) -> list[str]
         for rule in rules
         if rule.metric not in known
     ]
-
-
-def _need_count(policy: Any) -> None:
-    """Has a policy's `n` be a Python int: others wrap around, or have no -n."""
-    name = type(policy).__name__
-    if not hasattr(policy.n, "__index__"):
-        raise TypeError(f"{name}: n is a whole number, as in {name}(3), found {policy.n!r}")
-    need_positive(name, "n", policy.n)
-    object.__setattr__(policy, "n", operator.index(policy.n))
 
 
 def need_positive(policy: str, name: str, value: object) -> None:

@@ -87,7 +87,7 @@ def render(job: KubernetesJob, secrets: JobSecrets | None = None) -> str:
     else:
         replicated = {"name": "workers", "replicas": job.num_slices, "template": {"spec": worker}}
         spec = {
-            "failurePolicy": {"maxRestarts": job.max_restarts},
+            "failurePolicy": {"maxRestarts": job.max_restarts, "rules": [_FAILS]},
             "network": {"enableDNSHostnames": True},
             "replicatedJobs": [replicated],
         }
@@ -101,6 +101,10 @@ def render(job: KubernetesJob, secrets: JobSecrets | None = None) -> str:
     objects += [_service(job), _coordinator(job), top]
     manifest = {"apiVersion": "v1", "kind": "List", "items": objects}
     return json.dumps(manifest, indent=2) + "\n"
+
+
+# A Job's own policy fails it for DO_NOT_RESTART alone.
+_FAILS = {"name": "fatal", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
 
 
 def _secret_name(job: KubernetesJob) -> str:

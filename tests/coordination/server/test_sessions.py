@@ -151,7 +151,9 @@ def test_a_stream_that_was_given_up_comes_too_late() -> None:
     process counts anew.
     """
     sessions = Sessions(1, opened=0, recoverable=True)
-    first, next_, another = InMemoryStream(), InMemoryStream(), InMemoryStream()
+    first = InMemoryStream()
+    next_ = InMemoryStream()
+    another = InMemoryStream()
     sessions.open(next_, process_id=0, incarnation=5, number=2)
     sessions.open(first, process_id=0, incarnation=5, number=1)
     assert first.end == ("ABORTED", "process 0 has opened another Session since")
