@@ -608,7 +608,7 @@ class RayEngine(ReplacingEngine):
                     self._gang.move(ranks, placement, group)
                     return
             found = placement.why_not_more or "what was free is not any more"
-            why = f"{found}; --spares would have held a place"
+            why = found if spec.spares else f"{found}; --spares would have held a place"
             others = max(len(self._gang.node_ids), ranks[-1] + 1) - count
             if others >= (spec.min_processes or spec.num_processes):
                 full = f"{_those(ranks)} cannot be placed: {why}"
