@@ -376,10 +376,14 @@ class Service:
         return None
 
     def close(self) -> None:
-        """Ends all waiting calls with CANCELLED."""
+        """Ends all Sessions with CANCELLED; calls of agents are still answered."""
         self.sessions.close_all(Status(Code.CANCELLED, "the coordination service ends"))
+
+    def close_journal(self) -> None:
+        """Releases the journal, once nothing is answered any more."""
         if self._journal is not None:
             self._journal.close(finished=self._finished)
+            self._journal = None
 
 
 def _report_exit(machine: Machine, call: Requested) -> None:

@@ -87,6 +87,7 @@ class Transport:
             for stream in list(self._streams):
                 stream.close()
             self.doorway.close()
+            service.close_journal()
         return reason
 
     def _open_door(self, grpc_path: str) -> Doorway:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import resource
 import signal
@@ -9,6 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from holdfast.coordination import (
@@ -19,6 +22,10 @@ from holdfast.coordination import (
     JobIdentity,
     StatusClient,
 )
+from holdfast.coordination.address import connect
+from holdfast.coordination.names import PROFILE_B
+from holdfast.coordination.wire.frames import PREAMBLE
+from holdfast.proto import coordination_b_pb2
 from tests.support.cluster import free_port
 from tests.support.processes import wait_until
 
@@ -111,4 +118,36 @@ def test_a_full_disk_removes_the_journal(tmp_path: Path) -> None:
             names = [name for name, _ in client.key_value_dir_get("keys")]
             assert names == ["keys/after", "keys/before", "keys/meanwhile"]
             client.wait_at_barrier("once", 5_000)
+            client.shutdown()
+
+
+def test_what_is_answered_while_a_coordinator_stops_is_in_its_journal(tmp_path: Path) -> None:
+    """A client that does not leave keeps it for a second, in which agents still call."""
+    options: dict[str, Any] = {
+        "endpoint": Endpoint(port=free_port()),
+        "journal": str(tmp_path / "journal"),
+        "recoverable": True,
+    }
+    answered: list[str] = []
+    with (
+        CoordinationService.spawn(1, **options) as first,
+        CoordinationClient(first.address, 0) as client,
+        connect(first.address, 20) as staying,
+        grpc.insecure_channel(first.address) as channel,
+    ):
+        staying.sendall(PREAMBLE)
+        assert staying.recv(len(PREAMBLE)) == PREAMBLE
+        insert = channel.unary_unary(PROFILE_B + "InsertKeyValue")
+        with contextlib.suppress(grpc.RpcError):
+            for number in itertools.count():
+                key = f"keys/{number:06}"
+                request = coordination_b_pb2.InsertKeyValueRequest(kv={"key": key})
+                insert(request.SerializeToString(), timeout=20)
+                answered.append(key)
+                if number == 0:
+                    os.kill(first.pid, signal.SIGINT)
+        assert first.wait(20) == -signal.SIGINT
+        with CoordinationService.spawn(1, **options):
+            found = [key for key, _ in client.key_value_dir_get("keys")]
+            assert found[: len(answered)] == answered
             client.shutdown()
