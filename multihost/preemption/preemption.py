@@ -138,7 +138,11 @@ class Preemption:
         return 0.0 if self._waiting else time.monotonic() - self._asked_s
 
     def add_source(self, source: Source) -> None:
-        """Starts a source. Signals only from the main thread."""
+        """Starts a source, unless it is one of ours already, from an attempt before this. Signals
+        only from the main thread.
+        """
+        if source in self._sources:
+            return
         if isinstance(source, Signals):
             source.ask_idle(self._seconds_idle)
         self._sources.append(source)

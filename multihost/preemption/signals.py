@@ -80,6 +80,7 @@ class Signals:
 
         Python allows handlers in the main thread only.
         """
+        self._notify = notify
         if self._theirs is not None:
             return
         if threading.current_thread() is not threading.main_thread():
@@ -88,7 +89,7 @@ class Signals:
                 [s.name for s in self.numbers],
             )
             return
-        self._notify = notify
+        self._first_s = None  # of an earlier start
         self._ours, self._theirs = socket.socketpair()
         self._theirs.setblocking(False)
         threading.Thread(

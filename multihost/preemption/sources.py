@@ -82,8 +82,12 @@ class Polled:
 
     def start(self, notify: Notify) -> None:
         """Begins to poll, at once and then periodically."""
+        closed = self._closed = threading.Event()  # of this thread: it may be started again
         self._thread = threading.Thread(
-            target=self._run, args=(notify,), name=f"holdfast-notice-{self.name}", daemon=True
+            target=self._run,
+            args=(notify, closed),
+            name=f"holdfast-notice-{self.name}",
+            daemon=True,
         )
         self._thread.start()
 
@@ -93,10 +97,10 @@ class Polled:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(1.0)
 
-    def _run(self, notify: Notify) -> None:
+    def _run(self, notify: Notify, closed: threading.Event) -> None:
         standing: Notice | None = None
         failing = False
-        while not self._closed.is_set():
+        while not closed.is_set():
             try:
                 seen = self._poll()
                 failing = False
@@ -109,10 +113,10 @@ class Polled:
                 )
                 seen = standing
                 failing = True
-            if seen != standing and not self._closed.is_set():
+            if seen != standing and not closed.is_set():
                 standing = seen
                 notify(seen)
-            self._closed.wait(self._every_s)
+            closed.wait(self._every_s)
 
 
 class WatchedFile(Polled):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from holdfast.multihost import Notice
+import threading
+from pathlib import Path
+
+from holdfast.multihost import Notice, WatchedFile
+from holdfast.multihost.preemption import preemption as sync_point
 from holdfast.multihost.preemption.preemption import Preemption, default_sources, merge
 from tests.support.cluster import run_processes
 from tests.support.memory_client import MemoryClient, MemoryCoordinator
 from tests.support.paths import program
+from tests.support.processes import wait_until
 
 
 def test_without_jax_distributed_it_speaks_of_this_process() -> None:
@@ -45,3 +50,22 @@ def test_a_notice_of_its_own_comes_before_the_launchers_wish_to_grow() -> None:
         assert preemption.notice() == Notice("growing")
     finally:
         preemption.close()
+
+
+def test_every_attempt_hears_the_same_sources(tmp_path: Path) -> None:
+    """Given again, one that runs is not started twice; one that was closed with the sync point,
+    since the start failed, is started anew.
+    """
+    source = WatchedFile(tmp_path / "drain", every_s=0.01)
+    try:
+        for _ in range(2):
+            for _ in range(2):
+                running = sync_point.start(None, sources=[source])
+            names = [thread.name for thread in threading.enumerate()]
+            assert names.count(f"holdfast-notice-{source.name}") == 1
+            sync_point.close()
+        source.path.touch()
+        running = sync_point.start(None, sources=[source])
+        wait_until(lambda: running.notice() == Notice(f"{source.path} exists"))
+    finally:
+        sync_point.stop()

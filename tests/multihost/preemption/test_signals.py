@@ -34,12 +34,14 @@ def test_native_code_does_not_hide_the_notice() -> None:
         ("later handler", ["later handler", "SIGTERM received"]),
         ("asyncio", ["SIGTERM received"]),
         ("asking", []),
+        ("again", ["SIGTERM received"]),
     ],
 )
 def test_other_handlers_and_repeats(case: str, expected: list[str]) -> None:
     """The notice comes although the program set a handler later, and a wake-up descriptor that
     stood before gets its bytes; it comes when asyncio has the descriptor. A program that goes on
-    asking about steps is not stuck, however often SIGTERM comes.
+    asking about steps is not stuck, however often SIGTERM comes. A source that was closed and is
+    started again takes the next for the first.
     """
     (output,) = run_processes(PROGRAM, 1, arguments=[case])
     assert all(line in output for line in expected), output

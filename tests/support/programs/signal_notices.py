@@ -103,11 +103,23 @@ def asking() -> None:
         time.sleep(0.01)
 
 
+def again() -> None:
+    """A source that got a signal, and was closed, is started anew: the next is no repeat."""
+    source = Signals()
+    for _ in range(2):
+        seen.clear()
+        source.start(notify)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen.wait(30)
+        source.close()
+
+
 CASES = {
     "native": native,
     "later handler": later_handler,
     "asyncio": in_asyncio,
     "stuck": stuck,
     "asking": asking,
+    "again": again,
 }
 CASES[sys.argv[3]]()
