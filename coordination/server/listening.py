@@ -15,10 +15,13 @@ import grpc
 
 from ..address import UNIX, split_address
 from ..limits import Config, silence_options
+from ..wire.doorway import BACKLOG
 
 ALTERNATIVE_NAMES = "x509_subject_alternative_name"
 """The key of a call's authentication context that holds the names in the client's certificate."""
 
+# of an address, such as ::1 of `localhost` in a container without IPv6
+_ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _SILENT_TIMEOUTS = 4  # heartbeat timeouts: a client that waits for a stopped coordinator has three
 _LEAST_SILENCE_S = 20.0
 _LEAST_PENDING = 3_000
@@ -98,20 +101,29 @@ def _bind_path(path: str) -> socket.socket:
 
 
 def _bind_port(host: str, port: int) -> list[socket.socket]:
-    """Binds every address of a host, at one port."""
+    """Binds every address of a host that this machine has, at one port."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    absent: list[OSError] = []
     with contextlib.ExitStack() as undo:
         listeners: list[socket.socket] = []
         for family, _, _, _, target in dict.fromkeys(found):
-            listener = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            # A coordinator that was killed comes back to its port; two at once are refused.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
-            listener.bind((target[0], port, *target[2:]))
+            address = (target[0], port, *target[2:])
+            try:
+                # A coordinator that was killed comes back to its port; two at once are refused.
+                listener = socket.create_server(
+                    address, family=family, backlog=BACKLOG, dualstack_ipv6=host == "::"
+                )
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                absent.append(error)
+                continue
+            undo.enter_context(listener)
             port = int(listener.getsockname()[1])
             listener.setblocking(False)
             listeners.append(listener)
+        if not listeners:
+            raise absent[0]
         undo.pop_all()
     return listeners
 

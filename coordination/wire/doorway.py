@@ -18,7 +18,7 @@ from .frames import PREAMBLE
 
 _AT_ONCE = 16
 """Connections that are accepted before others are served."""
-_BACKLOG = 4_096
+BACKLOG = 4_096
 _SWEEP_S = 1.0
 _PAUSE_S = 0.1
 _PASSED_BYTES = 64 * 1024
@@ -64,7 +64,7 @@ class Doorway:
         self._passages: set[Passage] = set()
         for listener in listeners:
             # asyncio's own server would accept as many at a time as may wait.
-            listener.listen(_BACKLOG)
+            listener.listen(BACKLOG)
             self._listen(listener)
         self._sweeper = self.loop.call_later(_SWEEP_S, self._sweep)
 

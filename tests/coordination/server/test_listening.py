@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,24 @@ def test_a_port_is_bound_on_every_address_of_its_host(host: str) -> None:
     finally:
         for listener in listeners:
             listener.close()
+
+
+def test_an_address_that_this_machine_does_not_have_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a container without IPv6, whose /etc/hosts has `localhost` at ::1 too. One of another kind
+    is left out alike; where no address can be had, the first says why.
+    """
+    other: Any = (socket.AF_APPLETALK, socket.SOCK_STREAM, 0, "", ("2001:db8::1", 0))
+    absent: Any = (socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("2001:db8::1", 0, 0, 0))
+    here: Any = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [other, absent, here])
+    (listener,) = Listening("localhost:0").bind()
+    with listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [absent, other])
+    with pytest.raises(OSError, match=r"cannot listen at localhost:0: .*assign requested address"):
+        Listening("localhost:0").bind()
 
 
 def test_an_ipv4_client_reaches_all_addresses() -> None:
