@@ -9,6 +9,7 @@ import socket
 UNIX = "unix:"
 _LOOPBACK = "127.0.0.1"
 _ELSEWHERE = "192.0.2.1:9"  # of the addresses that are for documents: any other host
+_MOST_MS = (1 << 31) - 1  # the kernel takes no more
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -49,12 +50,13 @@ def connect(address: str, timeout_s: float) -> socket.socket:
 
 def set_silence(connection: socket.socket, silence_s: float) -> None:
     """Has TCP send at once, and end a connection whose other side acknowledges nothing for so
-    long. A Unix socket has neither.
+    long, or for 24 days. A Unix socket has neither.
     """
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         silence_ms = int(silence_s * 1000)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
+        most_ms = min(silence_ms, _MOST_MS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, most_ms)
 
 
 def address_towards(address: str) -> str:

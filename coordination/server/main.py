@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 import logging.handlers
+import math
 import os
 import resource
 import secrets
@@ -107,7 +108,7 @@ class Options:
 )
 @click.option(
     "--heartbeat-timeout-s",
-    type=click.FloatRange(0.1),
+    type=click.FloatRange(0.1, math.inf, max_open=True),
     default=100.0,
     show_default=True,
     help="Silence after which a process is lost.",

@@ -64,6 +64,7 @@ def test_too_few_open_files_are_said(count: int, sentence: str) -> None:
             ("-n", "1", "--tls-ca", __file__),
             "checks the other's; expected all three, found --tls-ca",
         ),
+        (("-n", "1", "--heartbeat-timeout-s", "inf"), "inf is not in the range 0.1<=x<inf"),
         (("-n", "1", "--token-file", "{short}"), "expected at least 16 characters, found 5"),
         (
             ("-n", "1", "--journal", "/nonexistent/journal"),

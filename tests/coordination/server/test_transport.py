@@ -11,6 +11,7 @@ from pathlib import Path
 from socket import IPPROTO_TCP, TCP_USER_TIMEOUT
 
 import grpc
+import pytest
 
 from holdfast.coordination import (
     CoordinationClient,
@@ -21,11 +22,13 @@ from holdfast.coordination import (
 from tests.support.in_process import serving
 
 
-def test_no_connection_ends_before_the_heartbeat() -> None:
+@pytest.mark.parametrize("heartbeat_timeout_s", [300.0, 1e6])
+def test_no_connection_ends_before_the_heartbeat(heartbeat_timeout_s: float) -> None:
     """The kernel keeps the connections of both sides, gRPC's too, for longer than the heartbeat
     timeout, though nothing is acknowledged: a cut of the network is silence, and no process's end.
+    The kernel keeps none for longer than 24 days.
     """
-    with serving(1, heartbeat_timeout_s=300.0) as served:
+    with serving(1, heartbeat_timeout_s=heartbeat_timeout_s) as served:
         port = int(served.address.rpartition(":")[2])
         with (
             CoordinationClient(served.address, 0),
@@ -38,7 +41,7 @@ def test_no_connection_ends_before_the_heartbeat() -> None:
                 if found.getsockname()[1] == port
             )
     assert len(sides) == 1 and sides.total() == 2
-    assert min(sides) > 3 * 300_000
+    assert min(sides) > min(3 * heartbeat_timeout_s, 24 * 86_400) * 1000
 
 
 def _connections(port: int) -> Iterator[socket.socket]:
