@@ -353,10 +353,10 @@ class Connection:
         except Exception:
             log.exception("on_error failed")
 
-    def _on_delta(self, delta: spb.Delta) -> None:
+    def _on_delta(self, delta: spb.Delta, stream: int) -> None:
         self._note_answer()
         tasks = tasks_in(delta)
-        self._watch.apply(tasks)
+        self._watch.apply(tasks, stream)
         for task in tasks:
             if task.info.state == pb.ERROR:
                 self._notify_lost(task)

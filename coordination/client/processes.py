@@ -72,6 +72,7 @@ class ProcessWatch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._notifying = threading.RLock()  # one list at a time, in order of versions
+        self._stream = 0  # the latest that has spoken
         self._table: dict[int, ProcessInfo] = {}
         self._unread: dict[int, spb.Task] = {}
         self._listeners: dict[object, Listener] = {}
@@ -93,9 +94,14 @@ class ProcessWatch:
     def _remove(self, key: object) -> None:
         self._listeners.pop(key, None)
 
-    def apply(self, tasks: Iterable[spb.Task]) -> None:
-        """Takes the tasks of a Delta of our session."""
+    def apply(self, tasks: Iterable[spb.Task], stream: int = 0) -> None:
+        """Takes the tasks of a Delta of our session, by the number of its stream. What a stream
+        still has to say when a later one has spoken, which began with all, is no news.
+        """
         with self._notifying:
+            if stream < self._stream:
+                return
+            self._stream = stream
             with self._lock:
                 # Read once somebody wants them: while thousands join, each of them hears of all.
                 self._unread.update((task.info.task_id, task) for task in tasks)

@@ -59,9 +59,10 @@ class SessionTransport:
     """Carries calls over a stream that it opens again when it breaks. Safe from several threads.
 
     `on_broken()` is called when the stream ends and another should be opened by `join`;
-    `on_fenced(error)` when the service has ended the session for good; `on_delta(delta)` with each
-    change of processes. `report()` returns what the process has reported, which each further stream
-    begins with: a service that was started again does not know it.
+    `on_fenced(error)` when the service has ended the session for good; `on_delta(delta, stream)`
+    with each change of processes, and the number of its stream. `report()` returns what the process
+    has reported, which each further stream begins with: a service that was started again does not
+    know it.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class SessionTransport:
         identity: spb.Open,
         credentials: Credentials,
         *,
-        on_delta: Callable[[spb.Delta], None],
+        on_delta: Callable[[spb.Delta, int], None],
         on_broken: Callable[[], None],
         on_fenced: Callable[[CoordinationError], None],
         report: Callable[[], spb.ReportRequest] = spb.ReportRequest,
@@ -180,7 +181,7 @@ class SessionTransport:
         """Takes a frame that is no reply. Called by the stream's own thread."""
         kind = frame.WhichOneof("frame")
         if kind == "delta":
-            self._on_delta(frame.delta)
+            self._on_delta(frame.delta, stream.number)
         elif kind == "ask" and frame.ask.what == "stacks":
             answer = spb.Answer(id=frame.ask.id, body=stacks().encode())
             stream.send(spb.ClientFrame(answer=answer), math.inf)
@@ -228,6 +229,7 @@ class _SessionStream:
         self._lock = threading.Lock()
         self._waiting: dict[int, queue.SimpleQueue[spb.Reply | None]] = {}
         self._opened: queue.SimpleQueue[spb.Opened | None] = queue.SimpleQueue()
+        self.number = 0  # of its Open
         self._over = False
         self._status: tuple[str, str] = ("UNAVAILABLE", "")
         self._stream = Stream(address, hello, context, self._take, self._ended)
@@ -239,6 +241,7 @@ class _SessionStream:
 
     def open(self, opening: spb.Open, deadline: Deadline) -> spb.Opened:
         """Sends the client's first frame and waits for the service's."""
+        self.number = opening.number
         self._stream.start(spb.ClientFrame(open=opening).SerializeToString())
         try:
             opened = self._opened.get(timeout=deadline.remaining_s())

@@ -5,11 +5,13 @@ once the service is lost.
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import socket
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,10 +25,14 @@ from holdfast.coordination import (
     CoordinationService,
     CoordinatorLost,
     Endpoint,
+    ProcessInfo,
+    ProcessLost,
     ServiceTimeouts,
     StatusClient,
     Timeouts,
 )
+from tests.support.in_process import serving
+from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
 
 
@@ -296,3 +302,43 @@ def test_a_lost_answer_of_who_lives_comes_again() -> None:
         finally:
             for client in clients:
                 client.close()
+
+
+def test_news_of_a_former_stream_are_none() -> None:
+    """It has broken while its thread was held up, with a change to tell: what the next stream has
+    told meanwhile stays.
+    """
+    held_up = queue.SimpleQueue[threading.Thread]()
+    goes_on = threading.Event()
+    seen = list[Sequence[ProcessInfo]]()
+
+    def on_error(error: CoordinationError) -> None:
+        if isinstance(error, ProcessLost) and error.process == 2:
+            held_up.put(threading.current_thread())
+            goes_on.wait(60)
+
+    with (
+        serving(3, recoverable=True) as served,
+        Proxy(served.address) as proxy,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        clients = [CoordinationClient(served.address, number) for number in (1, 2)]
+        clients.append(CoordinationClient(proxy.address, 0, on_error=on_error))
+        list(pool.map(CoordinationClient.connect, clients))
+        _, second, told = clients
+        told.watch_processes(seen.append)
+        second.report_error("lost")
+        thread = held_up.get(timeout=20)
+        again = CoordinationClient(served.address, 1)
+        again.connect()
+        session = served.service.sessions._sessions[0]
+        wait_until(lambda: session.version == served.service.machine.task_table.version)
+        told.key_value_set("read", "all that came before this answer")
+        proxy.cut()
+        again.report_error("lost")
+        wait_until(lambda: seen[-1][1].state == "ERROR")
+        goes_on.set()
+        thread.join(20)
+        assert seen[-1][1].state == "ERROR"
+        for client in (*clients, again):
+            client.close()

@@ -51,7 +51,7 @@ class Joined:
             address,
             who,
             Credentials(),
-            on_delta=self.deltas.put,
+            on_delta=lambda delta, stream: self.deltas.put(delta),
             on_broken=self.broken.set,
             on_fenced=self.fenced.put,
         )
