@@ -24,7 +24,7 @@ from ..names import on_the_wire
 from .answers import ONCE
 from .processes import ProcessInfo, ProcessWatch, tasks_in
 from .retry import accepts_connections, first_reconnect_s, pauses, why_unreachable
-from .session import ANSWER_GRACE_S, SessionTransport, TransportError
+from .session import ANSWER_GRACE_S, PASSING, SessionTransport, TransportError
 
 log = logging.getLogger("holdfast.coordination")
 
@@ -144,7 +144,7 @@ class Connection:
                 transport.join(deadline)
                 self._note_answer()
                 return
-            except TransportError as error:
+            except PASSING as error:
                 if deadline.remaining_s() <= pause_s or self._stop.wait(pause_s):
                     # What the socket says of it stays behind `__cause__`.
                     raise self._out_of_reach(deadline) from error
@@ -306,7 +306,7 @@ class Connection:
         try:
             most_s = max(1.0, self._interval_s())
             transport.join(Deadline(max(LAST_ATTEMPT_S, min(self._budget_left_s(), most_s))))
-        except TransportError:
+        except PASSING:
             return False
         except CoordinationError as error:
             # A time that ran out says nothing; any other answer is the service's last word.

@@ -55,6 +55,10 @@ class TransportError(HoldfastError):
     sent: bool = True
 
 
+PASSING = (TransportError, OSError, RuntimeError)
+"""Why no stream can be opened now: also that this process may open no file, or thread, more."""
+
+
 class SessionTransport:
     """Carries calls over a stream that it opens again when it breaks. Safe from several threads.
 
@@ -96,7 +100,7 @@ class SessionTransport:
         self.service_address = address  # behind a relay: what the relay forwards to
 
     def join(self, deadline: Deadline) -> None:
-        """Opens a stream. Raises TransportError when nobody answers."""
+        """Opens a stream. Raises one of PASSING where another attempt may succeed."""
         with self._lock:
             if self._closed:
                 raise TransportError("the client is closed", sent=False)

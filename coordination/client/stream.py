@@ -74,7 +74,11 @@ class Stream:
         read = threading.Thread(
             target=self._read, args=(opening,), name="holdfast-reader", daemon=True
         )
-        read.start()
+        try:
+            read.start()
+        except RuntimeError:
+            self._socket.close()
+            raise
         threading.Thread(target=self._keep, name="holdfast-session", daemon=True).start()
 
     # --- Callers

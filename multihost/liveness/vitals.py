@@ -95,7 +95,7 @@ class Vitals:
             "for_devices_s": 0.0 if since_s is None else time.monotonic() - since_s,
             "step": self._step,
             "asks_preemption": self._asks_preemption,
-            "memory_bytes": _memory_bytes(),
+            **_memory(),
             "waiting_share": round(self._waiting_share, 3),
             **{
                 name: number - self._before[name]
@@ -166,9 +166,11 @@ def _answer(file: int) -> None:
         os.utime(file)
 
 
-def _memory_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def _memory() -> dict[str, int]:
+    # Where no file can be opened, the coordinator keeps what it knows.
+    with suppress(OSError), open("/proc/self/statm") as file:
+        return {"memory_bytes": int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")}
+    return {}
 
 
 def last_vitals() -> dict[str, Any]:

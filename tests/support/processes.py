@@ -1,9 +1,11 @@
-"""Which processes of this machine run, by their numbers."""
+"""Which processes of this machine run, by their numbers, and what this one may open."""
 
 from __future__ import annotations
 
+import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -48,3 +50,14 @@ def wait_until(happened: Callable[[], object], within_s: float = 30) -> None:
     while not happened():
         assert time.monotonic() < deadline, "it has not happened in time"
         time.sleep(0.02)
+
+
+@contextmanager
+def no_file_can_be_opened() -> Iterator[None]:
+    """Has this process fail with EMFILE where it opens a file or a socket; those it has stay."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

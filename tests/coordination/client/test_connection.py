@@ -11,10 +11,11 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,8 +32,10 @@ from holdfast.coordination import (
     StatusClient,
     Timeouts,
 )
+from holdfast.coordination.client import session
+from holdfast.coordination.client.stream import Stream
 from tests.support.in_process import serving
-from tests.support.processes import wait_until
+from tests.support.processes import no_file_can_be_opened, wait_until
 from tests.support.proxy import Proxy
 
 
@@ -342,3 +345,36 @@ def test_news_of_a_former_stream_are_none() -> None:
         assert seen[-1][1].state == "ERROR"
         for client in (*clients, again):
             client.close()
+
+
+@contextmanager
+def no_thread_can_be_started() -> Iterator[None]:
+    """Has threads ask for more stack than there is room for."""
+    usual = threading.stack_size(1 << 46)
+    try:
+        yield
+    finally:
+        threading.stack_size(usual)
+
+
+@pytest.mark.parametrize("shortage", [no_file_can_be_opened, no_thread_can_be_started])
+def test_who_can_open_no_stream_comes_back_once_it_can(
+    service: CoordinationService,
+    monkeypatch: pytest.MonkeyPatch,
+    shortage: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """It tries again and again meanwhile."""
+    tries = threading.Semaphore(0)
+
+    class Tried(Stream):
+        def __init__(self, *arguments: Any) -> None:
+            tries.release()
+            super().__init__(*arguments)
+
+    with CoordinationClient(service.address, 0) as client:
+        with shortage():
+            monkeypatch.setattr(session, "Stream", Tried)
+            client._connection._transport._stream.end()  # type: ignore[union-attr]
+            for _ in range(3):
+                assert tries.acquire(timeout=20)
+        client.key_value_set("back", "1", allow_overwrite=True)

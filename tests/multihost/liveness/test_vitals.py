@@ -19,6 +19,7 @@ from holdfast.coordination.vitals import LOOK_SIGNAL, VITALS_INTERVAL_S
 from holdfast.multihost.job import current_job
 from holdfast.multihost.liveness.vitals import Vitals, note_step
 from tests.support.paths import program
+from tests.support.processes import no_file_can_be_opened
 
 
 def test_the_coordinator_knows_step_memory_and_waiting() -> None:
@@ -116,6 +117,16 @@ def test_a_step_after_the_end_is_nobodys() -> None:
     note_step(3)
     assert vitals.statistics()["step"] is None
     assert current_job().get(Vitals) is None
+
+
+def test_the_step_is_told_though_no_file_can_be_opened() -> None:
+    """The memory is left out: it keeps the value that it had."""
+    vitals = Vitals(_Nobody(), 0, 1)
+    vitals.note_step(3)
+    with no_file_can_be_opened():
+        told = vitals.statistics()
+    vitals.close()
+    assert told["step"] == 3 and "memory_bytes" not in told
 
 
 class _Nobody:
