@@ -91,7 +91,6 @@ class Session:
     stream: SessionStream
     task_id: int
     incarnation: int
-    number: int = 0
     version: int = -1
     query: int = 0  # the number of the last Ask that was sent
     second: float = 0.0
@@ -299,6 +298,8 @@ class SessionStreams:
         self._defects = defects
         self._owners = owners
         self._sessions: dict[int, Session] = {}
+        # incarnation and number of each task's latest Open, also of one that has left
+        self._latest: dict[int, tuple[int, int]] = {}
         self._sent_version = 0
         self._send_at = math.inf
         self._sent_at = -math.inf
@@ -353,9 +354,10 @@ class SessionStreams:
         if older is not None:
             sentence = f"process {opening.process_id} has opened another Session"
             self.end(older.stream, Code.ABORTED, sentence)
-        session = Session(stream, opening.process_id, opening.incarnation, opening.number)
+        session = Session(stream, opening.process_id, opening.incarnation)
         stream.bind(session)
         self._sessions[session.task_id] = session
+        self._latest[session.task_id] = (session.incarnation, opening.number)
         config = self._machine.config
         opened = session_pb2.Opened(
             service_incarnation=config.incarnation,
@@ -376,13 +378,9 @@ class SessionStreams:
         return self._owners.may_join(opening.process_id, stream.key, stream.names, has_stream)
 
     def _check_order(self, opening: session_pb2.Open) -> Status | None:
-        """Refuses what its client gave up before the Session that is open."""
-        present = self._sessions.get(opening.process_id)
-        if (
-            present is None
-            or present.incarnation != opening.incarnation
-            or present.number <= opening.number
-        ):
+        """Refuses what its client gave up before the latest Session."""
+        incarnation, number = self._latest.get(opening.process_id, (0, 0))
+        if incarnation != opening.incarnation or number <= opening.number:
             return None
         sentence = f"process {opening.process_id} has opened another Session since"
         return Status(Code.ABORTED, sentence)

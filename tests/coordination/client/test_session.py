@@ -174,8 +174,7 @@ def test_a_stream_that_breaks_may_be_opened_again(served: Served, joined: Joined
     joined.transport.join(Deadline(20))
     assert joined.get("k") == b"v" and joined.fenced.empty()
     # A stream that was given up, and arrives after the next, takes no place.
-    sessions = served.service.sessions._sessions
-    assert [session.number for session in sessions.values()] == [2]
+    assert served.service.sessions._latest == {0: (5, 2)}
 
 
 def test_a_wait_ends_at_the_callers_own_time(joined: Joined) -> None:

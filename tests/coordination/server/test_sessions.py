@@ -165,6 +165,21 @@ def test_a_stream_that_was_given_up_comes_too_late() -> None:
     assert another.end is None and next_.end is not None
 
 
+def test_who_has_left_is_not_lost_for_a_stream_that_was_given_up() -> None:
+    """Its Open was on its way until the process was gone; with no other process here, the service
+    is over.
+    """
+    sessions = Sessions(1, opened=0, recoverable=True)
+    left, given_up = InMemoryStream(), InMemoryStream()
+    sessions.streams = [left]
+    sessions.open(left, process_id=0, incarnation=5, number=2)
+    sessions.request(0, 1, "ShutdownTask")
+    sessions.sessions.closed_by_client(left, 1.0)
+    sessions.open(given_up, process_id=0, incarnation=5, number=1)
+    assert given_up.end == ("ABORTED", "process 0 has opened another Session since")
+    assert sessions.machine.all_shut_down()
+
+
 def test_a_failure_names_the_missing() -> None:
     """The reply holds code, sentence and a payload with each missing process."""
     sessions = Sessions(3, opened=2)
