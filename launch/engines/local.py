@@ -314,11 +314,7 @@ class LocalEngine(ReplacingEngine):
 
     def _give_back(self) -> None:
         self._workers.clear()
-        self._close_watch()
-        self._close_older()
-        if self._coordinator is not None:
-            self._coordinator.close()
-            self._coordinator = None
+        self._close_coordinators()
 
     # --- Events
 

@@ -138,6 +138,13 @@ class ReplacingEngine(BaseEngine):
         while self._older:
             self._older.pop().close()
 
+    def _close_coordinators(self) -> None:
+        self._close_watch()
+        self._close_older()
+        if self._coordinator is not None:
+            self._coordinator.close()
+            self._coordinator = None
+
     def events(self, timeout_s: float | None) -> Sequence[Event]:
         """Returns the next event, at the latest after `timeout_s`."""
         seen = super().events(timeout_s)

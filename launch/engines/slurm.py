@@ -43,7 +43,7 @@ from ..supervisor.job import (
 from ..supervisor.ledger import Errand
 from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from ..workers.output import Output, console_unless
-from ..workers.process import WorkerProcess
+from ..workers.process import WorkerProcess, last_state
 from ..workers.secrets import JobSecrets, require_cryptography
 from ..workers.signals import passing_on
 from .base import run_job
@@ -118,8 +118,9 @@ class _Step:
             "--quit-on-interrupt",
             *words,
         ]
+        # A line that overwrites itself begins with a label, which folding would take.
         self._srun = WorkerProcess(
-            command, env, on_line=on_line, on_exit=on_exit, pass_fds=[self._told]
+            command, env, on_line=on_line, on_exit=on_exit, pass_fds=[self._told], folds=False
         )
         os.close(self._told)
 
@@ -373,7 +374,7 @@ class SlurmEngine(ReplacingEngine):
         process = step.processes[int(labelled[1])]
         text, mark, words = labelled[2].partition(MARK)
         if text or not mark:
-            self._output.line(process, text)
+            self._output.line(process, last_state(text))
         match words.split():
             case ["started", name, node]:
                 self._nodes[process] = node
@@ -469,12 +470,6 @@ class SlurmEngine(ReplacingEngine):
         self._order("close")
         super()._close_older()
 
-    def _close_coordinators(self) -> None:
-        self._close_older()
-        if self._coordinator is not None:
-            self._coordinator.close()
-            self._coordinator = None
-
     def close(self) -> None:
         """Ends whatever still runs: the steps have `grace_s` seconds, then SIGKILL."""
         if not self._await_end(None, self._policy.grace_s):
@@ -483,7 +478,6 @@ class SlurmEngine(ReplacingEngine):
                 for step in self._steps.copy():
                     step.kill()
                 self._await_end(None, _KILLED_END_S)
-        self._close_watch()
         self._close_coordinators()
 
     def _await_end(self, processes: frozenset[int] | None, timeout_s: float) -> bool:

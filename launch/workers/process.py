@@ -34,7 +34,7 @@ class WorkerProcess:
 
     `on_line` gets each line of stdout and stderr, without the newline, in pieces of at most a
     million characters; of a line that overwrites itself, such as a progress bar, it gets the last
-    state. With None both are this process's own. `on_exit` gets the exit code (minus
+    state, if it `folds`. With None both are this process's own. `on_exit` gets the exit code (minus
     the signal's number). It is called after the last line, and after all that the process left
     behind, in its session or another, has been killed. Each is called on a daemon thread of its
     own. `pass_fds` stay open in the process. The calling thread must outlive the process: on Linux
@@ -50,9 +50,11 @@ class WorkerProcess:
         on_line: Callable[[str], None] | None,
         on_exit: Callable[[int], None],
         pass_fds: Sequence[int] = (),
+        folds: bool = True,
     ) -> None:
         keep_exit_codes()
         self._on_line = on_line
+        self._folds = folds
         self._on_exit = on_exit
         own_output = on_line is None
         # -I and -S: nothing of the user's environment or site-packages runs in the subreaper.
@@ -91,8 +93,8 @@ class WorkerProcess:
                 while len(pending) > _MAX_LINE:
                     self._show(pending[:_MAX_LINE])
                     pending = pending[_MAX_LINE:]
-                if "\r" in pending:
-                    pending = _last_state(pending) + "\r" * pending.endswith("\r")
+                if self._folds and "\r" in pending:
+                    pending = last_state(pending) + "\r" * pending.endswith("\r")
                     if time.monotonic() - shown_s > _BAR_S:
                         self._show(pending)
                         shown_s = time.monotonic()
@@ -101,7 +103,8 @@ class WorkerProcess:
 
     def _show(self, line: str) -> None:
         assert self._on_line is not None
-        line = _last_state(line)
+        if self._folds:
+            line = last_state(line)
         for begin in range(0, max(1, len(line)), _MAX_LINE):
             self._on_line(line[begin : begin + _MAX_LINE])
 
@@ -146,7 +149,7 @@ class WorkerProcess:
         return not self._waiter.is_alive()
 
 
-def _last_state(line: str) -> str:
+def last_state(line: str) -> str:
     """Returns what a terminal shows of a line in the end: carriage returns begin it anew."""
     return line.rstrip("\r").rpartition("\r")[2]
 

@@ -706,11 +706,7 @@ class RayEngine(ReplacingEngine):
         )
 
     def _close_coordinators(self) -> None:
-        self._close_watch()
-        self._close_older()
-        if self._coordinator is not None:
-            self._coordinator.close()
-            self._coordinator = None
+        super()._close_coordinators()
         if self._coordinators is not None:
             load_ray().kill(self._coordinators)
             self._coordinators = None
