@@ -22,6 +22,7 @@ class StallRule:
     timeout_s: float
     first_step_s: float  # from the start of an attempt to its first step
     straggler_steps: float
+    waited_s: float = 0.0  # of a coordinator that was there before its attempt
 
 
 def find_stall(status: session_pb2.StatusResponse, rule: StallRule) -> str:
@@ -33,7 +34,7 @@ def find_stall(status: session_pb2.StatusResponse, rule: StallRule) -> str:
     report, so no timeout below two reports counts.
     """
     if all(task.step_age_s < 0 for task in status.tasks):
-        is_late = status.up_s > rule.first_step_s and not _all_have_left(status)
+        is_late = status.up_s - rule.waited_s > rule.first_step_s and not _all_have_left(status)
         return (
             f"no process has reported a step within {rule.first_step_s:g} s of its start"
             if is_late

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.coordination import CoordinationError, Credentials, StatusClient
 from holdfast.coordination.client.followed_status import FollowedStatus
@@ -210,13 +210,14 @@ class ProgressWatch:
         """Says, once, that no process has joined: most likely none ever asks to."""
         status = self.status
         is_expected = status.num_processes > 1 and status.phase == "gathering"
-        if self._said_nobody or not is_expected or status.up_s < NOBODY_S:
+        for_s = status.up_s - self._rule.waited_s
+        if self._said_nobody or not is_expected or for_s < NOBODY_S:
             return
         self._said_nobody = True
         if all(task.state == coordination_pb2.UNINITIALIZED for task in status.tasks):
             self._announce(
                 f"none of the {status.num_processes} processes has joined the job after"
-                f" {status.up_s:.0f} s: call holdfast.multihost.initialize() at the start of the"
+                f" {for_s:.0f} s: call holdfast.multihost.initialize() at the start of the"
                 " program; without it each of them trains alone"
             )
 
@@ -397,6 +398,8 @@ class ProgressWatch:
         return tuple(self._reported.copy().values())
 
     def _take(self, status: session_pb2.StatusResponse, changed: Iterable[int]) -> None:
+        if not self.status.num_processes:
+            self._rule = replace(self._rule, waited_s=status.up_s)
         self.status = status
         self.gathers = status.phase == "gathering"
         for sentence in status.defects:

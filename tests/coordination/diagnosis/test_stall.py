@@ -5,6 +5,7 @@ calls a straggler.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,13 +98,14 @@ def test_no_timeout_below_two_reports_counts() -> None:
     )
 
 
-@pytest.mark.parametrize("up_s", [599.0, 601.0])
-def test_the_first_step_has_its_own_time(up_s: float) -> None:
-    """It compiles, and restores."""
+@pytest.mark.parametrize("waited_s", [0.0, 3000.0])
+@pytest.mark.parametrize("after_s", [599.0, 601.0])
+def test_the_first_step_has_its_own_time(after_s: float, waited_s: float) -> None:
+    """It compiles, and restores. The attempt begins after its coordinator, if that was ahead."""
     status = job([None, None], [0, 0])
-    status.up_s = up_s
-    assert find_stall(status, RULE) == (
-        "no process has reported a step within 600 s of its start" if up_s > 600 else ""
+    status.up_s = waited_s + after_s
+    assert find_stall(status, replace(RULE, waited_s=waited_s)) == (
+        "no process has reported a step within 600 s of its start" if after_s > 600 else ""
     )
 
 

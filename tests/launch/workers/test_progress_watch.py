@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from holdfast.coordination import CoordinationClient, JobIdentity, Timeouts
+from holdfast.coordination import CoordinationClient, JobIdentity, StatusClient, Timeouts
 from holdfast.coordination.client.followed_status import add_events
 from holdfast.coordination.vitals import ENDS_WITH
 from holdfast.launch.supervisor.job import (
@@ -406,4 +406,32 @@ def test_that_nobody_joins_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None
         r" holdfast\.multihost\.initialize\(\) at the start of the program; without it each of them"
         r" trains alone",
         said[0],
+    )
+
+
+def test_a_coordinator_that_was_ahead_is_no_attempt_that_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What an attempt has without a process, or a step, begins with it: its coordinator may have
+    waited for it for longer.
+    """
+    limit_s = 0.6
+    monkeypatch.setattr(progress_watch, "NOBODY_S", limit_s)
+    said: list[str] = []
+    with ExitStack() as stack:
+        coordinator = Coordinator("j", 2, 2)
+        stack.callback(coordinator.close)
+        client = stack.enter_context(StatusClient(coordinator.address))
+        wait_until(lambda: client.status().up_s > 3 * limit_s)
+        before_s = client.status().up_s
+        policy = RestartPolicy(stall_timeout_s=60, startup_timeout_s=limit_s)
+        events: queue.Queue[Event] = queue.Queue()
+        watch = ProgressWatch(coordinator.address, 2, events.put, policy=policy, say=said.append)
+        stack.callback(watch.close)
+        while not isinstance(events.get(timeout=30), Stalled):
+            pass
+        age_s = watch.status.up_s - before_s
+    assert age_s > limit_s
+    assert (found := re.search(r" after (\d+) s: ", said[0])) and int(found[1]) <= round(age_s), (
+        said
     )
