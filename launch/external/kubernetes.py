@@ -76,14 +76,8 @@ def render(job: KubernetesJob, secrets: JobSecrets | None = None) -> str:
             [name, f"{name}.{job.namespace}", f"{name}.{job.namespace}.svc"]
         )
     worker = _indexed_job(job)
-    top: dict[str, Any]
     if job.num_slices == 1:
-        top = {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": _metadata(job, job.name),
-            "spec": worker,
-        }
+        top = _object("batch/v1", "Job", job, job.name, spec=worker)
     else:
         replicated = {"name": "workers", "replicas": job.num_slices, "template": {"spec": worker}}
         spec = {
@@ -91,12 +85,7 @@ def render(job: KubernetesJob, secrets: JobSecrets | None = None) -> str:
             "network": {"enableDNSHostnames": True},
             "replicatedJobs": [replicated],
         }
-        top = {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": "JobSet",
-            "metadata": _metadata(job, job.name),
-            "spec": spec,
-        }
+        top = _object("jobset.x-k8s.io/v1alpha2", "JobSet", job, job.name, spec=spec)
     objects = [_secret(job, secrets)] if secrets else []
     objects += [_service(job), _coordinator(job), top]
     manifest = {"apiVersion": "v1", "kind": "List", "items": objects}
@@ -113,13 +102,7 @@ def _secret_name(job: KubernetesJob) -> str:
 
 def _secret(job: KubernetesJob, secrets: JobSecrets) -> dict[str, Any]:
     files = secrets.files_of_client() | secrets.files_of_server()
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": _metadata(job, _secret_name(job)),
-        "type": "Opaque",
-        "stringData": files,
-    }
+    return _object("v1", "Secret", job, _secret_name(job), type="Opaque", stringData=files)
 
 
 def _mount(
@@ -133,12 +116,12 @@ def _mount(
     ]
 
 
-def _metadata(job: KubernetesJob, name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "namespace": job.namespace,
-        "labels": {"app.kubernetes.io/part-of": job.name},
-    }
+def _object(
+    version: str, kind: str, job: KubernetesJob, name: str, **fields: object
+) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/part-of": job.name}
+    metadata = {"name": name, "namespace": job.namespace, "labels": labels}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **fields}
 
 
 def _coordinator_name(job: KubernetesJob) -> str:
@@ -151,7 +134,7 @@ def _service(job: KubernetesJob) -> dict[str, Any]:
         "selector": {"app.kubernetes.io/name": name},
         "ports": [{"name": "grpc", "port": _PORT, "targetPort": _PORT}],
     }
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(job, name), "spec": spec}
+    return _object("v1", "Service", job, name, spec=spec)
 
 
 def _coordinator(job: KubernetesJob) -> dict[str, Any]:
@@ -167,8 +150,6 @@ def _coordinator(job: KubernetesJob) -> dict[str, Any]:
         f"--num-processes={job.num_processes}",
         "--host=0.0.0.0",
         f"--port={_PORT}",
-    ]
-    command += [
         f"--advertise={name}",
         "--recoverable",
         "--survivable",
@@ -192,12 +173,7 @@ def _coordinator(job: KubernetesJob) -> dict[str, Any]:
         "strategy": {"type": "Recreate"},
         "template": template,
     }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": _metadata(job, name),
-        "spec": spec,
-    }
+    return _object("apps/v1", "Deployment", job, name, spec=spec)
 
 
 def _indexed_job(job: KubernetesJob) -> dict[str, Any]:
@@ -222,8 +198,9 @@ def _pod(job: KubernetesJob) -> dict[str, Any]:
         "task",
         f"--coordinator={_coordinator_name(job)}:{_PORT}",
         *([] if job.insecure else [f"--secrets={_SECRETS}"]),
+        "--",
+        *job.command,
     ]
-    task += ["--", *job.command]
     container: dict[str, Any] = {
         "name": "process",
         "image": job.image,

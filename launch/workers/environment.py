@@ -32,17 +32,10 @@ def worker_env(
 
 
 def own_devices(environment: Mapping[str, str], local_rank: int, share_of: int) -> str:
-    """Returns a process's share of this machine's GPUs, "" where the environment says it already,
-    or there is nothing to divide.
-    """
-    return "" if LOCAL_DEVICES in environment else local_devices(environment, local_rank, share_of)
-
-
-def local_devices(environment: Mapping[str, str], local_rank: int, share_of: int) -> str:
     """Returns a process's equal share of this machine's GPUs as jax takes it, like "2,3".
 
-    Returns "" where there is nothing to divide: no or too few GPUs, one process, or GPUs that Slurm
-    has bound to each task already.
+    Returns "" where the environment says it already, or there is nothing to divide: no or too few
+    GPUs, one process, or GPUs that Slurm has bound to each task already.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -51,7 +44,7 @@ def local_devices(environment: Mapping[str, str], local_rank: int, share_of: int
         count = len([name for name in visible.split(",") if name])
     on_node = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
     bound = "SLURM_GPUS_PER_TASK" in environment or count < on_node
-    if share_of <= 1 or count < share_of or bound:
+    if LOCAL_DEVICES in environment or share_of <= 1 or count < share_of or bound:
         return ""
     share = count // share_of
     return ",".join(map(str, range(local_rank * share, (local_rank + 1) * share)))

@@ -39,4 +39,4 @@ def passing_on(forward: Callable[[int], None], *more: int) -> Iterator[None]:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, old in before.items():
-            signal.signal(number, old if old is not None else signal.SIG_DFL)
+            signal.signal(number, old or signal.SIG_DFL)

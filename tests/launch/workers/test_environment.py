@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from holdfast.coordination.names import DECIDES
-from holdfast.launch.workers.environment import local_devices, worker_env
+from holdfast.launch.workers.environment import own_devices, worker_env
 from holdfast.multihost import ProcessSpec
 
 SPEC = ProcessSpec(process_id=1, num_processes=2, coordinator="c:1", job_id="j", attempt=3)
@@ -88,7 +88,7 @@ def test_gpus_are_divided_where_all_see_the_same(
     environment: dict[str, str], share_of: int, devices: str
 ) -> None:
     """What Slurm has bound to a task already is not divided again."""
-    assert local_devices(environment, 1, share_of) == devices
+    assert own_devices(environment, 1, share_of) == devices
 
 
 def test_only_who_decides_says_so() -> None:
