@@ -281,6 +281,9 @@ def _on_progress(job: Job, event: Progressed, now: float) -> Decision:
     if not better:
         best = saved if saved >= 0 else step
         return _decision(job, f"step {event.step}: no progress beyond step {best}")
+    # What has ended the job by itself still does; a budget that was used up is full again.
+    if not job.stopping and job.why_final != str(job.error):
+        job = replace(job, why_final="")
     job = replace(job, progressed=True, idle_attempts=0, budget_used={})
     return _decision(job, f"progress: step {step}, saved {saved}")
 
@@ -806,15 +809,15 @@ def _retry(job: Job, error: JobError, now: float, *, patient: bool) -> Decision:
         rest = "process that is left" if count == 1 else f"{count} processes that are left"
         left = f"ending the {rest}, then again"
         return _end_processes(job, now, f"{error}; {left} ({spent})", patient=patient)
+    return _give_back(job, now, f"{error}", f" ({spent})")
+
+
+def _give_back(job: Job, now: float, why: str, spent: str = "") -> Decision:
+    """Ends an attempt of which nobody is left; the back-off begins."""
     wait_s = backoff_s(job)
-    reason = f"{error}; again in {wait_s:.1f} s ({spent})"
-    return _give_back(replace(job, state=State.RESTARTING, wake_at=now + wait_s), reason)
-
-
-def _give_back(job: Job, reason: str) -> Decision:
-    """Ends an attempt of which nobody is left; the back-off has begun."""
-    prepare = PrepareNext(job.attempt + 1, job.num_processes)
-    return _decision(job, reason, Release(), *([prepare] if job.num_processes else []))
+    job = replace(job, state=State.RESTARTING, wake_at=now + wait_s)
+    prepare = [PrepareNext(job.attempt + 1, job.num_processes)] if job.num_processes else []
+    return _decision(job, f"{why}; again in {wait_s:.1f} s{spent}", Release(), *prepare)
 
 
 def _end_processes(job: Job, now: float, reason: str, *, patient: bool) -> Decision:
@@ -886,11 +889,9 @@ def _back_off(job: Job, now: float, why: str) -> Decision:
     if job.stopping:
         error = _error(job, Preempted, f"asked to stop by {_source(job)}; before that {job.error}")
         return _end_job(job, error, str(error), Kill())
-    wait_s = backoff_s(job)
     # A process that even SIGKILL did not end counts as killed: the next attempt fences it off.
     codes = {**job.exit_codes, **dict.fromkeys(job.alive, -9)}
-    job = replace(job, alive=frozenset(), exit_codes=codes, wake_at=now + wait_s)
-    return _give_back(job, f"{why}; again in {wait_s:.1f} s")
+    return _give_back(replace(job, alive=frozenset(), exit_codes=codes), now, why)
 
 
 def _on_tick_while_restarting(job: Job, event: Tick, now: float) -> Decision:

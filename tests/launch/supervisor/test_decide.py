@@ -579,6 +579,28 @@ def test_progress_refills_the_budgets() -> None:
     assert run.exit([-9] * 4).job.state is State.FAILED
 
 
+@pytest.mark.parametrize("limit", [{"max_failures": 1}, {"attempts_without_progress": 1}])
+def test_the_last_save_of_an_attempt_refills_them_too(limit: dict[str, int]) -> None:
+    """It may be committed after the death that would have been the last. Where restarts were never
+    allowed, or the job is to stop, it ends all the same.
+    """
+    settled = Progressed(2, 20, 20, saves=dict.fromkeys(range(4), SETTLED))
+
+    def dying() -> Run:
+        run = running(RestartPolicy(**{"max_failures": 9} | limit)).handle(Progressed(1, 10, 10))
+        begun = Progressed(2, 20, 10, saves=dict.fromkeys(range(4), REPORTED))
+        return run.exit([-9] * 4).wake().handle(Reserved(2, 4), begun, Exited(2, 2, -9))
+
+    run = dying().handle(settled).exit([-9] * 4)
+    assert (run.job.state, run.job.budget_used) == (State.RESTARTING, {})
+    assert run.actions == [Release(), PrepareNext(3, 4)]
+    assert run.wake().handle(Reserved(3, 4)).job.state is State.RUNNING
+    assert dying().exit([-9] * 4).job.state is State.FAILED, "no save was committed"
+    run = dying().handle(Exited(2, 1, 93), settled).exit([-9] * 4)
+    assert isinstance(run.job.error, Fatal) and run.job.final
+    assert dying().handle(Stop("SIGTERM"), settled).exit([-9] * 4).job.final
+
+
 def test_three_attempts_without_progress_are_enough() -> None:
     """Steps that were run before, and are run again, are no progress: the budget does not matter
     then.
