@@ -489,7 +489,7 @@ class SlurmEngine(ReplacingEngine):
             return not any(step.running & processes for step in self._steps)
 
         with self._changed:
-            return self._changed.wait_for(have_ended, timeout_s)
+            return self._changed.wait_for(have_ended, min(timeout_s, threading.TIMEOUT_MAX))
 
 
 def run_slurm(

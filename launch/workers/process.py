@@ -145,7 +145,7 @@ class WorkerProcess:
 
     def wait(self, timeout_s: float) -> bool:
         """Returns whether the process has ended and `on_exit` has returned within the time."""
-        self._waiter.join(timeout_s)
+        self._waiter.join(min(timeout_s, threading.TIMEOUT_MAX))
         return not self._waiter.is_alive()
 
 

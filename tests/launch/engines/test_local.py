@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import pickle
 import re
@@ -389,6 +390,22 @@ def test_what_ignores_sigterm_is_killed_later(tmp_path: Path) -> None:
     assert (1, "no") in output.lines
     assert isinstance(result.error, WorkerFailed)
     assert result.error.processes == (0,)
+
+
+def test_a_time_may_be_infinite() -> None:
+    """For what is left after a death, at the end of the job too, and after a notice."""
+    forever = RestartPolicy(max_failures=1, grace_s=math.inf, commit_grace_s=math.inf, backoff_s=0)
+    code = "import os, time; time.sleep(600 * (os.environ['HOLDFAST_PROCESS_ID'] == '0'))"
+    code += "; raise SystemExit(3)"
+    output = CollectedOutput()
+    result = run_local(python(code), 2, RunSettings(restart=forever), output=output)
+    assert (result.exit_code, result.attempts) == (3, 2), output.text
+    command = ["--preemption-grace-s", "inf", "--", *plain("save_and_leave")]
+    with holdfast_run("-n", 2, *command) as popen:
+        read_pids(popen, 2)
+        popen.send_signal(signal.SIGTERM)
+        _, errors = popen.communicate(timeout=60)
+        assert popen.returncode == 75, errors
 
 
 @pytest.mark.parametrize(

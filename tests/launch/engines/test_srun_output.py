@@ -4,6 +4,7 @@ its one task as srun does.
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -20,7 +21,7 @@ while [[ $1 == --* ]]; do shift; done
 
 def test_a_line_that_overwrites_itself_keeps_its_task(tmp_path: Path) -> None:
     """A progress bar, which ends without a newline, is its process's, and hides not how the task
-    has ended.
+    has ended. The end of srun is waited for, for as long as one likes.
     """
     srun = tmp_path / "srun"
     srun.write_text(SRUN)
@@ -30,7 +31,7 @@ def test_a_line_that_overwrites_itself_keeps_its_task(tmp_path: Path) -> None:
     output = CollectedOutput()
     result = run_slurm(
         ["printf", r"first\rlast\n\rstep 1\rstep 2"],
-        SlurmSettings(restart=RestartPolicy(), insecure=True, requeue=False),
+        SlurmSettings(restart=RestartPolicy(grace_s=math.inf), insecure=True, requeue=False),
         os.environ | SLURM | one | {"SLURM_NNODES": "1", "PATH": path},
         output=output,
     )
