@@ -455,10 +455,17 @@ def run_local(
         lines = output
         if folder is not None:
             lines = stack.enter_context(contextlib.closing(LogFiles(output, folder)))
-        settings = replace(settings, env=_keeping_compiled(settings, lines))
-        engine = LocalEngine(
-            command, job.job_id, settings, lines, standbys=_standbys(command, job, settings, lines)
+        environment = _keeping_compiled(settings, lines)
+        settings = replace(settings, env=environment)
+        standbys = standbys_of(
+            command,
+            environment,
+            settings.standby,
+            cwd=settings.cwd,
+            restarts=job.may_restart,
+            say=lines.say,
         )
+        engine = LocalEngine(command, job.job_id, settings, lines, standbys=standbys)
         if settings.metrics is not None:
             where = settings.metrics
             server = stack.enter_context(MetricsServer(engine.status, where.port, where.host))
@@ -482,16 +489,3 @@ def _keeping_compiled(settings: RunSettings, output: Output) -> dict[str, str]:
         output.say(why_off(error))
         environment[COMPILE_CACHE] = OFF
     return environment
-
-
-def _standbys(
-    command: Sequence[str], job: Job, settings: RunSettings, output: Output
-) -> Standbys | None:
-    return standbys_of(
-        command,
-        settings.env or {},
-        settings.standby,
-        cwd=settings.cwd,
-        restarts=job.may_restart,
-        say=output.say,
-    )

@@ -75,8 +75,12 @@ class WorkerProcess:
             target=self._read, name=f"holdfast-output-{pid}", daemon=True
         )
         self._waiter = threading.Thread(target=self._wait, name=f"holdfast-wait-{pid}", daemon=True)
-        self._reader.start()
-        self._waiter.start()
+        try:
+            self._reader.start()
+            self._waiter.start()
+        except RuntimeError:  # no thread more
+            with self._popen:  # at the end of its input all of it ends
+                raise
 
     def _read(self) -> None:
         if self._on_line is None:

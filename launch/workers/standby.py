@@ -136,14 +136,18 @@ class Standby:
         with theirs:
             interpreter = command[: 2 if command[1] == "-u" else 1]
             shim = [str(STANDBY), str(theirs.fileno()), ",".join(preload)]
-            self._worker = WorkerProcess(
-                [*interpreter, *shim, *command],
-                env,
-                cwd=cwd,
-                on_line=self._on_line,
-                on_exit=self._on_exit,
-                pass_fds=(theirs.fileno(),),
-            )
+            try:
+                self._worker = WorkerProcess(
+                    [*interpreter, *shim, *command],
+                    env,
+                    cwd=cwd,
+                    on_line=self._on_line,
+                    on_exit=self._on_exit,
+                    pass_fds=(theirs.fileno(),),
+                )
+            except BaseException:
+                self._socket.close()
+                raise
 
     def fits(self, env: Mapping[str, str]) -> bool:
         """Returns whether it can become a process with `env`, now or when it is ready."""
@@ -272,15 +276,13 @@ class Standbys:
 
         Where the next attempt needs but one of them they import `in_turn`, one for two cores of
         this machine: so the first is ready soon. `warm_next` starts the others. None is started
-        after one has failed in a way that the next would too.
+        after one has failed in a way that the next would too, or could not be started.
         """
         reasons = [each.said(kind) for each in self._taken for kind in ("cold", "failed")]
         reason = next(filter(None, reasons), None)
         if reason is not None and not self._useless:
-            self._useless = True
-            self._wanted.clear()
-            self._say(f"no standbys from here on: {reason}")
-        self._close(self._taken)
+            self._give_up(reason)
+        self._close_taken()
         if self._useless:
             return
         self._wanted = {
@@ -289,6 +291,11 @@ class Standbys:
         }
         self._at_once = max(1, (os.cpu_count() or 1) // 2) if in_turn else len(environments)
         self.warm_next()
+
+    def _give_up(self, reason: object) -> None:
+        self._useless = True
+        self._wanted.clear()
+        self._say(f"no standbys from here on: {reason}")
 
     @property
     def imports(self) -> bool:
@@ -315,9 +322,13 @@ class Standbys:
         importing = sum(each.imports for each in self._waiting.values())
         for process in list(self._wanted)[: max(0, self._at_once - importing)]:
             env = self._wanted.pop(process)
-            self._waiting[process] = Standby(
-                self._command, env, process, cwd=self._cwd, preload=self._preload, say=self._say
-            )
+            try:
+                self._waiting[process] = Standby(
+                    self._command, env, process, cwd=self._cwd, preload=self._preload, say=self._say
+                )
+            except (OSError, RuntimeError) as error:  # no process, file or thread more
+                self._give_up(error)
+                break
         return bool(self._wanted)
 
     def take(
@@ -362,12 +373,12 @@ class Standbys:
         self._held.clear()
         self._taken += self._waiting.values()
         self._waiting.clear()
-        self._close(self._taken)
+        self._close_taken()
 
-    def _close(self, standbys: list[Standby]) -> None:
+    def _close_taken(self) -> None:
         # Killed first, all of them: they end beside each other.
-        for each in standbys:
+        for each in self._taken:
             each.kill()
-        for each in standbys:
+        for each in self._taken:
             each.close()
-        standbys.clear()
+        self._taken.clear()

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from holdfast.launch.workers.process import WorkerProcess
 from holdfast.launch.workers.standby import Standby, Standbys, standbys_of, why_cold
 from tests.support.cluster import CollectedOutput
 from tests.support.paths import program
-from tests.support.processes import wait_until_ended
+from tests.support.processes import descendants, wait_until_ended
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
 WITHIN_S = 60
@@ -329,6 +330,35 @@ def test_a_preload_that_fails_is_said_once(
     assert not standbys.warm_next() and not standbys._waiting
     assert said[1:] == [f"no standbys from here on: {BAD[module]}"]
     assert standbys.take(0, env, print, print) is None
+    standbys.close()
+
+
+@pytest.mark.parametrize("lack", ["process", "thread"])
+def test_where_no_more_can_be_started_there_are_no_standbys(
+    lack: str, env: dict[str, str], tmp_path: Path
+) -> None:
+    """That is said once, and is no error. One that is there is of use, and none is half there."""
+    (tmp_path / "program.py").write_text("print('ran')")
+    said: list[str] = []
+    standbys = Standbys([sys.executable, "program.py"], cwd=tmp_path, preload=[], say=said.append)
+    standbys.warm({0: env})
+    wait_for(lambda: not standbys._waiting[0].imports)
+    before = set(descendants(os.getpid()))
+    too_large = env | {"TOO_LARGE": "x" * 200_000} if lack == "process" else env
+    stack_size = threading.stack_size(1 << 47 if lack == "thread" else 0)
+    try:
+        standbys.warm({0: env, 1: too_large, 2: env})
+    finally:
+        threading.stack_size(stack_size)
+    (line,) = said
+    assert line.startswith("no standbys from here on: ")
+    standbys.warm({1: env})
+    assert not standbys.warm_next() and standbys._waiting.keys() == {0} and len(said) == 1
+    new = set(descendants(os.getpid())) - before
+    assert wait_until_ended([*new])
+    ran = Ran()
+    assert standbys.take(0, env, ran.events.put, ran.events.put) is not None
+    assert ran.finish() == ["ran", 0]
     standbys.close()
 
 
