@@ -82,6 +82,7 @@ class SessionTransport:
     ) -> None:
         self._address = address
         self._identity = identity
+        self._numbers = itertools.count(1)
         self._on_delta = on_delta
         self._on_broken = on_broken
         self._on_fenced = on_fenced
@@ -107,11 +108,12 @@ class SessionTransport:
             self._older = self._stream or self._older
             self._stream = None
         # One that was given up may be on its way for longer than the next.
-        self._identity.number += 1
+        identity = spb.Open(number=next(self._numbers))
+        identity.MergeFrom(self._identity)
         stream = _SessionStream(self._address, self._hello, self._tls, self)
         self._opening = stream
         try:
-            self._accept(stream.open(self._identity, deadline))
+            self._accept(stream.open(identity, deadline))
             report = self._report()
             if report.ListFields():
                 stream.tell(REPORT_AGAIN, report, deadline)

@@ -445,7 +445,7 @@ MENDS = (
         mended="2026-11-29",
         wrong="A connection that was given up arrived after the next: its process was lost.",
         file="coordination/server/sessions.py",
-        text="or present.number <= opening.number",
+        text="or number <= opening.number",
         instead="or True",
         found_by="tests/coordination/server/test_sessions.py"
         "::test_a_stream_that_was_given_up_comes_too_late",
