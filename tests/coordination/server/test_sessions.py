@@ -170,7 +170,8 @@ def test_who_has_left_is_not_lost_for_a_stream_that_was_given_up() -> None:
     is over.
     """
     sessions = Sessions(1, opened=0, recoverable=True)
-    left, given_up = InMemoryStream(), InMemoryStream()
+    left = InMemoryStream()
+    given_up = InMemoryStream()
     sessions.streams = [left]
     sessions.open(left, process_id=0, incarnation=5, number=2)
     sessions.request(0, 1, "ShutdownTask")
