@@ -34,6 +34,7 @@ from .options import Local, Options, answers_foreign_words
 from .policy import (
     KeepAll,
     KeepPolicy,
+    Mode,
     SavePolicy,
     StepFacts,
     best_rule,
@@ -337,7 +338,7 @@ class CheckpointManager:
         """
         return self._catalog.left_steps()
 
-    def best_step(self, metric: str | None = None, mode: str | None = None) -> int | None:
+    def best_step(self, metric: str | None = None, mode: Mode | None = None) -> int | None:
         """Returns the best step by a metric: metric and mode are those of the keep policy's
         KeepBest unless given, and the mode else "min". None when no step has it.
 
