@@ -59,7 +59,7 @@ class StatusClient:
         except grpc.RpcError as error:
             raise self._error_of(error) from error
         except ValueError:  # "Cannot invoke RPC on closed channel!"
-            raise CoordinationError("the status client is closed", code="CANCELLED") from None
+            raise _closed() from None
 
     def _method(self, path: str, request: Any, response: Any) -> Any:
         serializer = type(request).SerializeToString
@@ -111,12 +111,15 @@ class StatusClient:
         once, and waits for `timeout_s` at most.
         """
         requests = [session_pb2.StacksRequest(task_id=process_id) for process_id in process_ids]
-        calls = [
-            self._method(STACKS, request, session_pb2.StacksResponse).future(
-                request, timeout=timeout_s, **self._options
-            )
-            for request in requests
-        ]
+        try:
+            calls = [
+                self._method(STACKS, request, session_pb2.StacksResponse).future(
+                    request, timeout=timeout_s, **self._options
+                )
+                for request in requests
+            ]
+        except ValueError:
+            raise _closed() from None
         return [self._stacks_of(call) for call in calls]
 
     @staticmethod
@@ -202,3 +205,7 @@ class StatusClient:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _closed() -> CoordinationError:
+    return CoordinationError("the status client is closed", code="CANCELLED")

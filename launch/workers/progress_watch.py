@@ -174,8 +174,7 @@ class ProgressWatch:
         self.events = self._followed.events
         self.curve = self._followed.curve
         self.joined: frozenset[int] = frozenset()  # processes of a job that has gathered
-        self._thread = threading.Thread(target=self._run, name="holdfast-progress", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="holdfast-progress", daemon=True).start()
 
     def note(self, event: session_pb2.Event) -> None:
         """Adds an event to the job's history at the coordinator, with the next poll."""
@@ -492,10 +491,10 @@ class ProgressWatch:
         return stays or not self.joined
 
     def close(self) -> None:
-        """Stops polling."""
+        """Stops polling; what a diagnosis would have found is not told any more."""
         self._closed.set()
-        self._thread.join()
-        self._client.close()
+        with self._lock:  # a poll comes to its end
+            self._client.close()
 
 
 def _first_line(text: str) -> str:

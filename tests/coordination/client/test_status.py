@@ -5,6 +5,7 @@ all that goes wrong.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -200,10 +201,13 @@ def test_a_secured_coordinator_wants_the_token(tmp_path: object) -> None:
         StatusClient("127.0.0.1:1", Credentials("/nonexistent"))
 
 
-def test_a_closed_client_is_an_error() -> None:
+@pytest.mark.parametrize(
+    "call", [StatusClient.status, lambda status: status.stacks([0])], ids=["status", "stacks"]
+)
+def test_a_closed_client_is_an_error(call: Callable[[StatusClient], object]) -> None:
     """CANCELLED, not an exception of gRPC's."""
     status = StatusClient("127.0.0.1:1")
     status.close()
     with pytest.raises(CoordinationError) as caught:
-        status.status()
+        call(status)
     assert caught.value.code == "CANCELLED"

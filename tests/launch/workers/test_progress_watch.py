@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ import pytest
 
 from holdfast.coordination import CoordinationClient, JobIdentity, StatusClient, Timeouts
 from holdfast.coordination.client.followed_status import add_events
+from holdfast.coordination.diagnosis.findings import Evidence
+from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.vitals import ENDS_WITH
 from holdfast.launch.supervisor.job import (
     NO_SAVE,
@@ -321,6 +324,34 @@ def test_a_job_whose_steps_stop_has_stalled_once() -> None:
         assert watched.events.get(timeout=30) == Progressed(3, 4, saves=JOINED)
         watched.watch.close()
         assert watched.events.empty()
+
+
+def test_closing_waits_for_no_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes up to a minute, in which those that outlive the attempt have to hear of the next.
+    What it would have found is of an attempt that is over, and is not told.
+    """
+    begun = threading.Event()
+    closed = threading.Event()
+    waited: list[bool] = []
+    threads: list[threading.Thread] = []
+
+    def gather_late(client: StatusClient, *, hangs: bool) -> Evidence:
+        threads.append(threading.current_thread())
+        begun.set()
+        waited.append(closed.wait(10))
+        return gather(client, hangs=hangs)
+
+    monkeypatch.setattr(progress_watch, "gather", gather_late)
+    with ExitStack() as stack:
+        watched = Watched(stack, RestartPolicy(stall_timeout_s=0.5))
+        for process in range(2):
+            watched.clients[process].report(step=3, report_interval_s=0.1)
+        assert begun.wait(30)
+        watched.watch.close()
+        closed.set()
+        threads[0].join()
+    assert waited == [True] and watched.said == []
+    assert not any(isinstance(watched.events.get(), Stalled) for _ in range(watched.events.qsize()))
 
 
 def test_a_straggler_is_reported_once() -> None:
