@@ -671,7 +671,13 @@ class RayEngine(ReplacingEngine):
         return without
 
     def _release(self) -> None:
-        """Ends the attempt. A whole gang keeps its actors: see `_take_kept`."""
+        """Ends the attempt. A whole gang keeps its actors: see `_take_kept`.
+
+        What was asked to end has the grace time. Then its actor is killed, and its process with it.
+        """
+        deadline = time.monotonic() + self._spec.restart.grace_s
+        while self._sent_sigterm and self._pending and time.monotonic() < deadline:
+            self._poll_actors(0.1)
         self._work.close()
         self._sparing.close()
         while self._spares:
@@ -912,13 +918,7 @@ class RayEngine(ReplacingEngine):
         return tuple(values)
 
     def close(self) -> None:
-        """Ends whatever still runs.
-
-        What was asked to end has the grace time. Then its actor is killed, and its process with it.
-        """
-        deadline = time.monotonic() + self._spec.restart.grace_s
-        while self._pending and time.monotonic() < deadline:
-            self._poll_actors(0.1)
+        """Ends whatever still runs."""
         self._release()
         if self._kept is not None:
             self._kept.give_back()

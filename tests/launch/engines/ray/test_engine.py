@@ -364,6 +364,33 @@ def test_a_failed_process_restarts_in_its_actor(fleet: Fleet, tmp_path: Path) ->
     assert_nothing_reserved(fleet)
 
 
+def test_after_the_last_failure_the_others_have_the_grace_time(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """One without holdfast's client saves in its own way when it is asked to end: nobody kills it
+    before.
+    """
+    code = f"""
+import os, signal, sys, time
+ready = {str(tmp_path / "ready")!r}
+if os.environ["HOLDFAST_PROCESS_ID"] == "0":
+    while not os.path.exists(ready):
+        time.sleep(0.05)
+    sys.exit(3)
+signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM}})
+open(ready, "w").close()
+signal.sigwait({{signal.SIGTERM}})
+time.sleep(1)  # it saves
+print("saved")
+"""
+    output = CollectedOutput()
+    its = spec(num_processes=2, restart=RestartPolicy(grace_s=30))
+    result = engine.run_command([sys.executable, "-S", "-c", code], its, output=output)
+    assert (result.outcome, result.job.exit_code) == ("failed", 3), output.text
+    assert output.lines == [(1, "saved")]
+    assert_nothing_reserved(fleet)
+
+
 def test_a_killed_actor_costs_no_saved_step(fleet: Fleet, tmp_path: Path) -> None:
     """SIGKILL of an actor ends its process too; the next attempt resumes from a saved step and ends
     done.
