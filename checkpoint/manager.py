@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 
@@ -34,7 +34,6 @@ from .options import Local, Options, answers_foreign_words
 from .policy import (
     KeepAll,
     KeepPolicy,
-    Mode,
     SavePolicy,
     StepFacts,
     best_rule,
@@ -338,7 +337,9 @@ class CheckpointManager:
         """
         return self._catalog.left_steps()
 
-    def best_step(self, metric: str | None = None, mode: Mode | None = None) -> int | None:
+    def best_step(
+        self, metric: str | None = None, mode: Literal["min", "max"] | None = None
+    ) -> int | None:
         """Returns the best step by a metric: metric and mode are those of the keep policy's
         KeepBest unless given, and the mode else "min". None when no step has it.
 

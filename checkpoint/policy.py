@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, SupportsFloat
 
-Mode = Literal["min", "max"]
 CLOCK_SLACK_S = 60.0  # by which two managers' clocks may differ without a contradiction
 
 
@@ -357,7 +356,7 @@ class KeepBest(_Counted):
     """
 
     metric: str
-    mode: Mode = "min"
+    mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -438,7 +437,9 @@ def _keeps_all(policy: KeepPolicy) -> bool:
 
 
 def best_rule(
-    policy: KeepPolicy, metric: str | None = None, mode: Mode | None = None
+    policy: KeepPolicy,
+    metric: str | None = None,
+    mode: Literal["min", "max"] | None = None,
 ) -> KeepBest | None:
     """Returns what "best" means for `best_step()`: what the KeepBest inside a keep policy says,
     that of the metric, unless given. None where no metric is known.
