@@ -64,10 +64,10 @@ def test_a_fault_at_some_calls(library: Path, operation: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ALL, ids=str)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_fault_at_each_call_of_a_third(
+def test_a_fault_at_each_call_of_a_sixth(
     library: Path, operation: str, fault: Fault, drawn: random.Random
 ) -> None:
     """Each of them in turn fails, before it is made or after, alone or with those that follow: 0
     unreadable, 0 lost, 0 hang, 0 untyped. Every call's turn comes, on one day or another.
     """
-    check(inject(library, operation, [fault], first=drawn.randrange(3), every=3), 3)
+    check(inject(library, operation, [fault], first=drawn.randrange(6), every=6), 6)
