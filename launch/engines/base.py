@@ -300,7 +300,8 @@ class BaseEngine(Engine):
     def events(self, timeout_s: float | None) -> Sequence[Event]:
         """Returns the next event, at the latest after `timeout_s`."""
         try:
-            item = self._queue.get(block=timeout_s != 0, timeout=timeout_s)
+            wait_s = timeout_s and min(timeout_s, threading.TIMEOUT_MAX)
+            item = self._queue.get(block=timeout_s != 0, timeout=wait_s)
         except queue.Empty:
             return []
         if isinstance(item, Stuck):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -115,9 +114,7 @@ def supervise(
     try:
         while not job.final:
             if not pending:
-                timeout_s = None
-                if job.wake_at is not None:
-                    timeout_s = min(max(0.0, job.wake_at - clock()), threading.TIMEOUT_MAX)
+                timeout_s = None if job.wake_at is None else max(0.0, job.wake_at - clock())
                 pending.extend([*engine.events(timeout_s), Tick()])
             event = pending.popleft()
             now = clock()

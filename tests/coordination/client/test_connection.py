@@ -359,7 +359,6 @@ def no_thread_can_be_started() -> Iterator[None]:
 
 @pytest.mark.parametrize("shortage", [no_file_can_be_opened, no_thread_can_be_started])
 def test_who_can_open_no_stream_comes_back_once_it_can(
-    service: CoordinationService,
     monkeypatch: pytest.MonkeyPatch,
     shortage: Callable[[], AbstractContextManager[None]],
 ) -> None:
@@ -371,7 +370,10 @@ def test_who_can_open_no_stream_comes_back_once_it_can(
             tries.release()
             super().__init__(*arguments)
 
-    with CoordinationClient(service.address, 0) as client:
+    with (
+        CoordinationService.spawn(1) as service,
+        CoordinationClient(service.address, 0) as client,
+    ):
         with shortage():
             monkeypatch.setattr(session, "Stream", Tried)
             client._connection._transport._stream.end()  # type: ignore[union-attr]

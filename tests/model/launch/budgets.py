@@ -26,15 +26,18 @@ def budgets_hold(trace: Trace) -> Broken:
 
 def an_attempt_costs_once(trace: Trace) -> Broken:
     """The end of an attempt takes one from one budget, and it takes it where another follows: none
-    where it ends for want of room, since the death before it has been counted.
+    where it ends for want of room, since the death before it has been counted, nor where it would
+    have been the last, but for a save that was committed after it.
     """
     full = _full(trace)
     for number, steps in groupby(trace.steps, lambda step: step.before.attempt):
         taken = 0
+        goes_on = False
         for step in steps:
+            goes_on |= bool(step.before.why_final) and not step.after.why_final
             had = 0 if _is_better(step) else sum(step.before.budget_used.values())
             taken += max(0, sum(step.after.budget_used.values()) - had)
-        is_free = step.after.final or step.before.grows or number in full
+        is_free = step.after.final or step.before.grows or number in full or goes_on
         if number and (taken > (number not in full) or (taken == 0 and not is_free)):
             yield f"takes {taken} from the budgets in attempt {number}"
 
