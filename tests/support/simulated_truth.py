@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from holdfast.coordination.core.machine import Machine
@@ -23,6 +23,7 @@ class Truth:
         self._recoverable = recoverable
         self.came: set[int] = set()  # tasks that have ever opened a stream
         self.leaving: set[int] = set()  # tasks that have asked to leave, or are over
+        self.began_s = 0.0  # when the job last began anew
         self.acknowledged: dict[str, bytes] = {}
         self.increments = 0
         self.counts: list[int] = []
@@ -145,7 +146,7 @@ class Truth:
 
     def counted(self, completion: Completion) -> None:
         """Checks that no two acknowledged increments got the same number."""
-        if completion.status is None:
+        if completion.status is None and completion.call.came >= self.began_s:
             number = int(completion.value[1])
             if number in self.counts:
                 self._world.fail(f"two increments were answered {number}")
@@ -185,7 +186,24 @@ class Truth:
         if task.session in task.former:
             self._world.fail(f"process {task_id} was given up, and is served")
 
+    def begins_anew(self, now: float, there: Collection[int]) -> None:
+        """Checks that nobody was there to whom the job's state meant anything, and forgets it."""
+        if there:
+            self._world.fail(f"the job began anew, when processes {sorted(there)} were there")
+        self._world.note("begins anew", "")
+        self.began_s = now
+        self.increments = 0
+        for known in (self.came, self.acknowledged, self.counts, self.arrivals, self.deadlines):
+            known.clear()
+        for known in (self.unwritten, self.results, self.answered):
+            known.clear()
+
     # --- Deadlines, keys and counts
+
+    def acknowledges(self, key: str, value: bytes, call: Any) -> None:
+        """Notes that a key was set. One that a former life had set may have gone with it."""
+        if call.came >= self.began_s:
+            self.acknowledged[key] = value
 
     def nobody_is_late(self, waiting: Iterable[Any], now: float) -> None:
         """Checks that nobody waits whose deadline was before `now`: before each tick, which comes
