@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from copy import copy
 from typing import Any
 
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.core.status import Code
 from tests.support.simulated_clients import Completion, Request
 from tests.support.simulated_world import World
+
+# What an onlooker knows of a job, until it begins anew.
+_KNOWN = ("came", "acknowledged", "counts", "arrivals", "deadlines", "results", "answered")
 
 
 class Truth:
@@ -36,6 +40,8 @@ class Truth:
         self.unwritten: list[tuple[str, int]] = []  # instances that the journal does not know yet
         self.results: dict[tuple[str, int], str] = {}
         self.answered: dict[int, int] = {}  # request: the instance whose result it has had
+        # what was known before the job began anew, until the journal knows that it has
+        self._former: dict[str, Any] = {}
 
     # --- Barriers
 
@@ -57,9 +63,16 @@ class Truth:
     def written(self) -> None:
         """Notes that the journal holds all that has happened."""
         self.unwritten.clear()
+        self._former.clear()
 
     def lost(self) -> None:
         """Notes that what was not written never happened."""
+        self._forget_unwritten()
+        for name, known in self._former.items():
+            setattr(self, name, known)
+        self._former.clear()
+
+    def _forget_unwritten(self) -> None:
         for instance in self.unwritten:
             del self.deadlines[instance]
         self.unwritten.clear()
@@ -190,13 +203,16 @@ class Truth:
         """Checks that nobody was there to whom the job's state meant anything, and forgets it."""
         if there:
             self._world.fail(f"the job began anew, when processes {sorted(there)} were there")
-        self._world.note("begins anew", "")
+        self._world.note("begins anew")
+        self._forget_unwritten()
+        former = {name: getattr(self, name) for name in _KNOWN}
+        for name, known in former.items():
+            setattr(self, name, copy(known))
+            getattr(self, name).clear()
+        former |= {"began_s": self.began_s, "increments": self.increments}
+        self._former = former | self._former
         self.began_s = now
         self.increments = 0
-        for known in (self.came, self.acknowledged, self.counts, self.arrivals, self.deadlines):
-            known.clear()
-        for known in (self.unwritten, self.results, self.answered):
-            known.clear()
 
     # --- Deadlines, keys and counts
 
