@@ -175,7 +175,9 @@ class Task:
         self.trust()
         self.state = TaskState.UNINITIALIZED
         self.error = None
-        self.host, self.pid, self.ended = "", 0, ""
+        self.host = ""
+        self.pid = 0
+        self.ended = ""
         self.last_seen = None
         self.progress = TaskProgress()
         self.steps = StepRate()
