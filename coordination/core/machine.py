@@ -289,7 +289,7 @@ class Machine:
                 self.fenced.append(task.task_id)
             self.task_table.renew(task)
         text = "nobody of the former lives is left: the job begins anew"
-        self.events.note("anew", text, now)
+        self.events.note("coordinator", text, now)
 
     def next_due(self) -> float:
         """Returns when `tick` should be called at the latest."""

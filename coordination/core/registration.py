@@ -182,8 +182,8 @@ class Registration:
     # --- All of them
 
     def _begin_anew_if_deserted(self, comer: Task, now: float) -> None:
-        """Has the job begin anew where a new life of a task comes to one that all have left: its
-        processes were started again as a whole.
+        """Has the job begin anew where a new life of a task comes when all former lives have died:
+        its processes were started again as a whole.
 
         A suspect is not there any more: nobody may have reported how the others ended. One that has
         left in order may be done, and come no more: who has died does not wait for it. Nor is it

@@ -252,6 +252,8 @@ def test_new_lives_of_all_gather_again() -> None:
     assert driver.open(1, life=2) is None
     early = driver.make(wait_for_all, 1, incarnation=201)
     assert driver.code(early) is None and not driver.machine.registration.gathered
+    told = [event.text for event in driver.machine.events.kept.values()]
+    assert "nobody of the former lives is left: the job begins anew" in told
     assert not driver.machine.keys.values and not driver.machine.barriers.finished
     stale = driver.open(0, life=1)
     assert stale is not None and stale.code is Code.ABORTED
