@@ -245,7 +245,7 @@ def test_a_job_is_started_again_as_a_whole(tmp_path: Path, order: tuple[int, int
 
     def start(index: int, life: str) -> subprocess.Popen[bytes]:
         job = {"JOB_COMPLETION_INDEX": str(index), "PODS_PER_JOB": "2", "JOB_ID": "train"}
-        command = [sys.executable, program("task_lives"), tmp_path, life]
+        command = [sys.executable, str(program("task_lives")), str(tmp_path), life]
         return subprocess.Popen(
             [HOLDFAST, "task", "--coordinator", address, "--", *command],
             env=os.environ | job | {"JAX_PLATFORMS": "cpu"},
