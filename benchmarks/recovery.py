@@ -52,6 +52,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import functools
 import itertools
 import json
@@ -82,6 +83,7 @@ LAUNCHERS |= {"ray": "holdfast ray", "ray-stay": "holdfast ray, survivors stay"}
 LAUNCHERS |= {"slurm": "holdfast slurm", "slurm-stay": "holdfast slurm, survivors stay"}
 LAUNCHERS |= {"jax-trainer": "JaxTrainer and Orbax"}
 _LOOK_S = 0.005
+_PIPE_BYTES = 1 << 20
 _DIED = re.compile(r"process \d+ .*ended by signal 9")
 
 
@@ -318,13 +320,14 @@ class Watch:
         assert launcher.stdout is not None
         self._kill_process = kill
         self._on_back: Callable[[], object] = list
-        self._mending = threading.Thread()
         self._launcher = launcher
         self._arguments = arguments
         self._drawn = drawn
         self._output = launcher.stdout.fileno()
         self._pids = dict[int, tuple[int, int]]()  # pidfd -> (pid, attempt)
         self._pipe = os.open(pipe, os.O_RDWR)  # open for writing too: it never ends
+        # Nobody waits to write a mark while a node is replaced.
+        fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._rests = {self._output: b"", self._pipe: b""}
         self._joined: dict[int, int] = {}  # the process id of each process
         self._done: dict[int, int] = {}  # its last step
@@ -337,8 +340,7 @@ class Watch:
     def run(self, on_kill: Callable[[int], None], on_back: Callable[[], object]) -> None:
         """Returns when all kills are done and the launcher has closed its output.
 
-        `on_kill` gets who was killed; `on_back` is called when the job has got beyond that, on a
-        thread: the marks go on being read.
+        `on_kill` gets who was killed; `on_back` is called when the job has got beyond that.
         """
         self._on_back = on_back
         while True:
@@ -365,8 +367,6 @@ class Watch:
                     self._read(fd, line.decode(errors="replace"))
 
     def _kill(self) -> int:
-        if self._mending.ident is not None:
-            self._mending.join()
         who = self._drawn.choice(sorted(self._joined))
         self._best = max(self._done.values())
         self._done.clear()
@@ -405,8 +405,7 @@ class Watch:
         if self._kills == self._arguments.kills:
             self._launcher.terminate()
         else:
-            self._mending = threading.Thread(target=self._on_back)
-            self._mending.start()
+            self._on_back()
             self._kill_at = time.monotonic() + self._drawn.uniform(*self._arguments.between)
 
     def _killed(self) -> int:
