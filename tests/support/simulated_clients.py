@@ -384,7 +384,7 @@ class Clients:
 
     def _key_set(self, client: Client, key: str, value: bytes, completion: Completion) -> None:
         if completion.status is None:
-            self._truth.acknowledges(key, value, completion.call)
+            self._truth.acknowledged[key] = value
         self._world.note(
             "set",
             f"{client.task_id} {key}"
