@@ -497,8 +497,8 @@ def reached_preemption(step: int) -> bool:
     got False; then true until the notice is withdrawn. Takes a few microseconds; while a notice is
     being agreed on it waits for the other processes' background threads (never for their main
     threads). Every process has to ask, or at least to have called `initialize()`. Steps may
-    grow in any stride, and begin anew where all open a manager or restore with one. Thread-
-    safe. Raises BarrierTimeout when the agreement does not come about.
+    grow in any stride, and begin anew where all open a manager or restore with one.
+    Thread-safe. Raises BarrierTimeout when the agreement does not come about.
 
     Without jax.distributed the answer is of this process alone.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,3 +62,13 @@ def no_file_can_be_opened() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def no_thread_can_be_started() -> Iterator[None]:
+    """Has threads ask for more stack than there is room for; those that run go on."""
+    usual = threading.stack_size(1 << 46)
+    try:
+        yield
+    finally:
+        threading.stack_size(usual)

@@ -16,6 +16,7 @@ import pytest
 from holdfast.checkpoint import CheckpointManager, Options, SaveHandle, load, save_async
 from holdfast.checkpoint.saving.async_saver import settle, tell_lost
 from holdfast.checkpoint.storage.threads import Latch, run_side_by_side
+from tests.support.processes import no_thread_can_be_started
 
 TREE = {"w": np.arange(8)}
 
@@ -156,11 +157,8 @@ def test_a_child_does_not_wait_for_its_parents_save(tmp_path: Path) -> None:
 @pytest.fixture
 def no_threads() -> Iterator[None]:
     """An interpreter that can start no thread, as one that ends cannot."""
-    before = threading.stack_size(1 << 46)
-    try:
+    with no_thread_can_be_started():
         yield
-    finally:
-        threading.stack_size(before)
 
 
 @pytest.mark.usefixtures("no_threads")

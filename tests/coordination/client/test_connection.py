@@ -35,7 +35,7 @@ from holdfast.coordination import (
 from holdfast.coordination.client import session
 from holdfast.coordination.client.stream import Stream
 from tests.support.in_process import serving
-from tests.support.processes import no_file_can_be_opened, wait_until
+from tests.support.processes import no_file_can_be_opened, no_thread_can_be_started, wait_until
 from tests.support.proxy import Proxy
 
 
@@ -345,16 +345,6 @@ def test_news_of_a_former_stream_are_none() -> None:
         assert seen[-1][1].state == "ERROR"
         for client in (*clients, again):
             client.close()
-
-
-@contextmanager
-def no_thread_can_be_started() -> Iterator[None]:
-    """Has threads ask for more stack than there is room for."""
-    usual = threading.stack_size(1 << 46)
-    try:
-        yield
-    finally:
-        threading.stack_size(usual)
 
 
 @pytest.mark.parametrize("shortage", [no_file_can_be_opened, no_thread_can_be_started])

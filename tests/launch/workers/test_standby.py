@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from holdfast.launch.workers.process import WorkerProcess
 from holdfast.launch.workers.standby import Standby, Standbys, standbys_of, why_cold
 from tests.support.cluster import CollectedOutput
 from tests.support.paths import program
-from tests.support.processes import descendants, wait_until_ended
+from tests.support.processes import descendants, no_thread_can_be_started, wait_until_ended
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
 WITHIN_S = 60
@@ -345,11 +344,8 @@ def test_where_no_more_can_be_started_there_are_no_standbys(
     wait_for(lambda: not standbys._waiting[0].imports)
     before = set(descendants(os.getpid()))
     too_large = env | {"TOO_LARGE": "x" * 200_000} if lack == "process" else env
-    stack_size = threading.stack_size(1 << 47 if lack == "thread" else 0)
-    try:
+    with no_thread_can_be_started() if lack == "thread" else contextlib.nullcontext():
         standbys.warm({0: env, 1: too_large, 2: env})
-    finally:
-        threading.stack_size(stack_size)
     (line,) = said
     assert line.startswith("no standbys from here on: ")
     standbys.warm({1: env})
