@@ -81,6 +81,9 @@ class LocalSave(SaveWork):
         save = self._save
 
         def begin() -> Branch:
+            # It may have failed before its place was known: a branch would leave all steps behind.
+            if save.broken is not None:
+                raise save.broken
             assert self._place.lineage is not None
             branch = self._place.lineage.current(save.key, save.place, save.end_s)
             assert branch is not None

@@ -121,6 +121,17 @@ MENDS = (
         found_by="tests/checkpoint/local_tier/test_tier.py::test_a_durable_step_below_may_be_deleted",
     ),
     Mend(
+        "a local save that is refused",
+        promise=2,
+        mended="2026-11-29",
+        wrong="A save below the newest step was refused, and took all local steps with it.",
+        file="checkpoint/local_tier/local_save.py",
+        text="if save.broken is not None:",
+        instead="if False:",
+        found_by="tests/checkpoint/local_tier/test_tier.py"
+        "::test_a_save_that_is_refused_leaves_no_step_behind",
+    ),
+    Mend(
         "a passing error under fallback",
         promise=3,
         mended="2026-11-23",

@@ -28,6 +28,7 @@ from holdfast.checkpoint import (
     Options,
     SaveCancelled,
     StepNotFound,
+    StepOutOfOrder,
     TreeMismatch,
 )
 from holdfast.checkpoint.local_tier import host_place, meeting
@@ -564,6 +565,19 @@ def test_what_one_process_cannot_save_is_a_failed_save_of_all(
         assert first.each(lambda rank, manager: manager.local_steps()) == [[5], [5]]
         first.save(7)
         assert first.restore() == 7
+
+
+def test_a_save_that_is_refused_leaves_no_step_behind(root: Path, hosts: list[Path]) -> None:
+    """A program that begins anew, and restores nothing, finds the local steps of before there."""
+    with job(root, hosts[:2]) as first:
+        first.save(5)
+    with job(root, hosts[:2]) as second:
+        with pytest.raises(StepOutOfOrder, match="step 3 .* would come before step 5"):
+            second.save(3)
+        second.each(lambda rank, manager: manager.wait_until_finished())
+        assert second.restore() == 5
+    with job(root, hosts[:2]) as third:
+        assert third.restore() == 5
 
 
 def test_states_that_differ_are_no_step(root: Path, hosts: list[Path]) -> None:

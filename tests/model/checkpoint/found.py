@@ -7,6 +7,7 @@ from .faulty import ENOUGH_FILES, Faulty
 from .lives import YEAR_S, Life
 from .operations import (
     CALLED_BACK,
+    Cancel,
     Delete,
     GoBack,
     Keep,
@@ -152,6 +153,10 @@ FOUND: dict[str, Life] = {
     "a local step that a durable one has replaced": Life(
         Settings(save_policy="never", local=2),
         (Save(5, 15), Save(5, 11, force=True), List(), Save(6, 1), Delete(5), List()),
+    ),
+    "a local save that is refused": Life(
+        Settings(processes=2, save_policy="hourly", local=2),
+        (Save(0, 22), Cancel(2, 20), Save(4, 3), Restore(), Save(2, 23), Restore()),
     ),
     "a commit that the primary alone has found": Life(
         Settings(store="faulty", processes=2),
