@@ -572,7 +572,7 @@ def test_a_save_that_is_refused_leaves_no_step_behind(root: Path, hosts: list[Pa
     with job(root, hosts[:2]) as first:
         first.save(5)
     with job(root, hosts[:2]) as second:
-        with pytest.raises(StepOutOfOrder, match="step 3 .* would come before step 5"):
+        with pytest.raises(StepOutOfOrder, match=r"step 3 .* would come before step 5"):
             second.save(3)
         second.each(lambda rank, manager: manager.wait_until_finished())
         assert second.restore() == 5
