@@ -37,7 +37,7 @@ MOST: dict[str, dict[str, int]] = {
 # Tokens by room, in thousands. Who has given some back lowers its number; to raise one is a
 # decision, which its commit explains.
 MOST_TOKENS = {
-    "coordination": 72.6,
+    "coordination": 73.3,
     "multihost": 47.9,
     "checkpoint": 196.9,
     "launch": 53.4,

@@ -548,6 +548,12 @@ class Barriers:
             return 0
         return finished.counter + (finished.outcome.came >> task_id & 1)
 
+    def forget(self) -> None:
+        """Forgets all that is over."""
+        for name in self.finished:
+            self._changes.mark(BARRIER, name)
+        self.finished.clear()
+
     def load(self, barriers: Iterable[Barrier]) -> None:
         """Loads what a journal holds."""
         for barrier in barriers:

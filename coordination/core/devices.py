@@ -50,6 +50,11 @@ class Devices:
             first += len(self.nodes[node_id].devices)
         return numbered
 
+    def forget(self) -> None:
+        """Forgets what all nodes have reported."""
+        self.nodes.clear()
+        self.versions.clear()
+
     def fail(self, status: Status) -> None:
         """Fails all who wait."""
         self._line.fail(status)

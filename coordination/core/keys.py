@@ -162,10 +162,23 @@ class Keys:
             del self._order[first : first + len(below)]
         for name in below:
             self._drop_value(name)
+        self.remove(key)
+        call.succeed()
+
+    def remove(self, key: str) -> None:
+        """Deletes one normalised key, where there is one."""
         if key in self.values:
             del self._order[bisect.bisect_left(self._order, key)]
             self._drop_value(key)
-        call.succeed()
+
+    def forget(self, over: Status, task_ids: Container[int]) -> None:
+        """Deletes all keys, and fails what calls of these tasks wait for."""
+        for key in self._order:
+            self._drop_value(key)
+        self._order.clear()
+        for _, call in self.waiting():
+            if call.task_id in task_ids:
+                call.fail(over)
 
     def _drop_value(self, key: str) -> None:
         self.total_bytes -= len(key) + len(self.values.pop(key))

@@ -13,6 +13,8 @@ machine. Each part holds its own transitions: `registration` (how tasks come), `
 - Before the job has gathered nobody is in error for its silence, and who has a connection is not
   silent: it waits for the others.
 - Time in which the service itself stood still is nobody's silence.
+- A recoverable job to which a new life comes when all former ones have died begins anew: nothing of
+  its keys, barriers and devices is left.
 - Unless the job is recoverable, the first error is everyone's: it reaches every poll, and stays.
 - An incarnation of the service is a secret of those who have registered: no error message holds it.
 """
@@ -26,7 +28,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..limits import Config
-from ..names import GROW_KEY, NEXT_KEY
+from ..names import GROW_KEY, NEXT_KEY, RAISED_FOLDER
 from .barriers import Arrival, Barriers, repeated
 from .calls import Call, Timers
 from .devices import Devices
@@ -85,7 +87,13 @@ class Machine:
         self.polls = Polls(config, self.task_table, self.changes)
         self.liveness = LivenessBarrier(config.limits, *tasks, self.changes)
         self.devices = Devices(config.num_tasks)
-        self.registration = Registration(config, *tasks, polls=self.polls, barriers=self.barriers)
+        self.registration = Registration(
+            config,
+            *tasks,
+            polls=self.polls,
+            barriers=self.barriers,
+            begin_anew=self._begin_anew,
+        )
         self.shutdown_barrier = ShutdownBarrier(*tasks, self.polls)
         self._told: dict[str, float] = {}  # steps in the history, by kind of event
         self._next_scan = now + _SCAN_INTERVAL_S
@@ -247,6 +255,8 @@ class Machine:
         too, as their launcher ends the job.
         """
         task = self.task_table.tasks[task_id]
+        # Whose launcher waits for these words has heard of the end: they are not of the next life.
+        self.keys.remove(f"{RAISED_FOLDER}/{task_id}")
         if task.state is not TaskState.CONNECTED:
             return
         task.note_end(exit_code)
@@ -259,6 +269,22 @@ class Machine:
         (lost,) = self.task_table.missing([task_id], now)
         agents = {each.task_id for each in self.task_table.tasks if each.agent and not each.session}
         self.keys.fail_dependents(lost, agents)
+
+    def _begin_anew(self, comer: Task, now: float) -> None:
+        """Forgets what the former lives of all tasks have left, but for the history."""
+        if comer.state is TaskState.CONNECTED:
+            self.task_table.lose(comer, TaskState.DISCONNECTED, now)
+        over = Status(Code.ABORTED, "this life of the process is over: the job has begun anew")
+        self.keys.forget(over, self.task_table.everyone)
+        self.barriers.forget()
+        self.devices.forget()
+        self._told.clear()
+        for task in self.task_table.tasks:
+            if task.attached:
+                self.fenced.append(task.task_id)
+            self.task_table.renew(task)
+        text = "nobody of the former lives is left: the job begins anew"
+        self.events.note("coordinator", text, now)
 
     def next_due(self) -> float:
         """Returns when `tick` should be called at the latest."""

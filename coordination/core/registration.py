@@ -4,14 +4,21 @@ Pure.
 A task that comes while a former life of it is still connected ends that life first, where the job
 is recoverable; else it is refused, and the error is everyone's. A Session that opens beside an
 agent, or an agent that registers beside a Session, is of the same life.
+
+In a recoverable job a new life that comes when all former lives have died begins the job anew: it
+waits for all, as at the first time. Where nobody ends the coordinator, processes that are started
+again as a whole would else be answered one by one, and take what the former ones have left for each
+other's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..limits import Config
 from .barriers import Barriers
 from .calls import Call, Line, Timers
-from .status import Code, Status
+from .status import LEFT, Code, Status, name_processes
 from .task_table import Task, TaskState, TaskTable
 from .watches import Polls
 
@@ -29,8 +36,10 @@ class Registration:
         *,
         polls: Polls,
         barriers: Barriers,
+        begin_anew: Callable[[Task, float], None],
     ) -> None:
         self._config = config
+        self._begin_anew = begin_anew
         self._task_table = task_table
         self._polls = polls
         self._barriers = barriers
@@ -71,6 +80,12 @@ class Registration:
         if self._over is not None:
             call.fail(self._over)
             return
+        is_known = task.session or task.agent == call.incarnation
+        if not (task.state is TaskState.CONNECTED and is_known):
+            early = self._begin_anew_if_deserted(task, call.came)
+            if early is not None:
+                call.fail(early)
+                return
         older = self.agents.get(task_id)
         is_new = older is not None and older.incarnation != call.incarnation
         refusal = self._may_register(task, call.incarnation)
@@ -125,7 +140,10 @@ class Registration:
         is_same_life = task.session == incarnation and task.state is TaskState.CONNECTED
         is_known = is_same_life and task.host == host and task.pid == pid
         if not is_same_life:
-            status = self._may_come_back(task, incarnation)
+            status = None
+            if task.session or task.state is not TaskState.CONNECTED:
+                status = self._begin_anew_if_deserted(task, now)
+            status = status or self._may_come_back(task, incarnation)
             if status is not None:
                 return status
             self._begin_life(task, now)
@@ -166,6 +184,32 @@ class Registration:
         self._task_table.move(task, TaskState.CONNECTED, now)
 
     # --- All of them
+
+    def _begin_anew_if_deserted(self, comer: Task, now: float) -> Status | None:
+        """Has the job begin anew where a new life of a task comes when all former lives have died:
+        its processes were started again as a whole. Returns why that is not known yet: who is
+        suspect may come back.
+
+        One that has left in order may be done, and come no more: who has died does not wait for it.
+        Nor is it certain that it comes as a new life: its goodbye may have lacked an answer.
+        """
+        if not self._config.recoverable or not self.gathered or self._over is not None:
+            return None
+        suspects = []
+        for task in self._task_table.tasks:
+            if task.ended == LEFT:
+                return None
+            if task is comer or task.state is not TaskState.CONNECTED:
+                continue
+            if task.attached or task.suspect_since is None:
+                return None
+            suspects.append(task.task_id)
+        if suspects:
+            who = name_processes(self._task_table.missing(suspects, now))
+            return Status(Code.UNAVAILABLE, f"whether {who} comes back is not known yet; ask again")
+        self._begin_anew(comer, now)
+        self.gathered = False
+        return None
 
     def held(self, task_id: int) -> bool:
         """Returns whether a task is connected or waits to be."""

@@ -165,6 +165,23 @@ class Task:
         ]
         self.former = (self.former + over)[-_FORMER_KEPT:]
 
+    def renew(self) -> None:
+        """Ends the life for good: the task is as if it had never come, but for what tells later
+        lives from earlier ones.
+        """
+        self.end_life()
+        self.end_session()
+        self.detach()
+        self.trust()
+        self.state = TaskState.UNINITIALIZED
+        self.error = None
+        self.host = ""
+        self.pid = 0
+        self.ended = ""
+        self.last_seen = None
+        self.progress = TaskProgress()
+        self.steps = StepRate()
+
     def forgive(self, seconds: float, now: float) -> None:
         """Takes back a silence that was the service's own."""
         if self.last_seen is not None:
@@ -285,6 +302,16 @@ class TaskTable:
         """Moves a task out of CONNECTED, which fails what needs it."""
         self.move(task, state, now, error)
         self._on_loss(task, now)
+
+    def renew(self, task: Task) -> None:
+        """Makes a task one that is yet to come."""
+        self.counts[task.state] -= 1
+        self.counts[TaskState.UNINITIALIZED] += 1
+        task.renew()
+        self.set_agent(task, 0)
+        self.lost.discard(task.task_id)
+        self.moves += 1
+        self.touch(task)
 
     def leave(self, task: Task, now: float) -> None:
         """Lets a task go that leaves in order."""

@@ -484,9 +484,11 @@ class SessionStreams:
             return
         for task_id in self._machine.take_fenced():
             session = self._sessions.get(task_id)
-            if session is not None:
-                task_table = self._machine.task_table
-                status = task_table.fenced(task_table.tasks[task_id])
+            task_table = self._machine.task_table
+            task = task_table.tasks[task_id]
+            # the next life may have opened one meanwhile
+            if session is not None and session.incarnation in task.former:
+                status = task_table.fenced(task)
                 self.end(session.stream, status.code, status.message)
 
     def _schedule_delta(self, now: float) -> None:

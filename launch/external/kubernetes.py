@@ -140,7 +140,8 @@ def _service(job: KubernetesJob) -> dict[str, Any]:
 def _coordinator(job: KubernetesJob) -> dict[str, Any]:
     """Returns a Deployment of the coordinator.
 
-    The Deployment starts it again when an attempt of all pods is over.
+    The Deployment starts it again once all pods have been gone for the time that it lingers. Pods
+    that come again before that begin the job anew at the same one.
     """
     name = _coordinator_name(job)
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": job.name}

@@ -44,6 +44,11 @@ class Grace:
             return False
         return now_s - self._saved_s.get(process, raised_s) >= self._grace_s
 
+    def forget(self, process: int) -> None:
+        """Takes back that a process has raised."""
+        self._raised_s.pop(process, None)
+        self._saved_s.pop(process, None)
+
 
 def save_position(task: session_pb2.TaskStatus) -> SavePosition:
     """Returns how far a process says that it has come in saving."""
@@ -57,7 +62,8 @@ class RaisedWatch:
     """Waits, until `close`, to hear from the coordinator that an exception ends one process.
 
     Calls `end` with what the process says where it has not ended by itself in its time. Only then
-    is the status of the whole job asked for: a job may have thousands of such watches.
+    is the status of the whole job asked for: a job may have thousands of such watches. What a
+    former life of the process has said does not count once the coordinator has forgotten it.
     """
 
     def __init__(
@@ -73,23 +79,33 @@ class RaisedWatch:
     def said(self) -> str:
         """Returns what the process says of the exception that ends it, "" where none does."""
         with contextlib.suppress(CoordinationError):  # gone: it has nothing to tell any more
-            told = dict(self._client.key_value_dir_get_bytes(RAISED_FOLDER))
-            words = told.get(f"{RAISED_FOLDER}/{self._process}", b"").decode()
-            return words.removeprefix(ENDS_WITH).partition("\n")[0]
+            return self._words().removeprefix(ENDS_WITH).partition("\n")[0]
         return ""
+
+    def _words(self) -> str:
+        told = dict(self._client.key_value_dir_get_bytes(RAISED_FOLDER))
+        return told.get(f"{RAISED_FOLDER}/{self._process}", b"").decode()
 
     def _run(self) -> None:
         while not self._closed.is_set():
             try:
                 self._client.wait_for_key(f"{RAISED_FOLDER}/{self._process}", timeout_s=_WAIT_S)
-                break
             except CoordinationError:
                 self._closed.wait(_AGAIN_S)
-        said = self.said()
-        while not self._closed.wait(_LOOK_S):
-            if self._grace.is_over(self._process, self._position()):
-                self._end(said)
-                return
+                continue
+            said = self.said()
+            while not self._closed.wait(_LOOK_S):
+                if self._is_forgotten():
+                    self._grace.forget(self._process)
+                    break
+                if self._grace.is_over(self._process, self._position()):
+                    self._end(said)
+                    return
+
+    def _is_forgotten(self) -> bool:
+        with contextlib.suppress(CoordinationError):
+            return not self._words()
+        return False  # whoever had said it is not taken back by a coordinator that is gone
 
     def _position(self) -> SavePosition:
         with contextlib.suppress(CoordinationError):  # gone: nothing can be committed any more

@@ -214,7 +214,8 @@ class Clients:
             return
         if status is not None:
             self._world.note("refused", f"{client.task_id}: {status.message}")
-            self.fence(client, stream)
+            if status.code is not Code.UNAVAILABLE:  # then it asks again
+                self.fence(client, stream)
             return
         client.stream = stream
         for request in list(client.pending.values()):
@@ -384,7 +385,7 @@ class Clients:
 
     def _key_set(self, client: Client, key: str, value: bytes, completion: Completion) -> None:
         if completion.status is None:
-            self._truth.acknowledged[key] = value
+            self._truth.acknowledges(key, value, completion.call)
         self._world.note(
             "set",
             f"{client.task_id} {key}"

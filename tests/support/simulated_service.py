@@ -184,9 +184,13 @@ class SimulatedService:
         """Takes the first frame of a stream; `opened` gets the answer."""
         if self.machine is None or stream < self._streams.get(client.task_id, 0):
             return
-        status = self.machine.registration.open_session(
+        registration = self.machine.registration
+        had_gathered = registration.gathered
+        status = registration.open_session(
             client.task_id, incarnation, f"h{client.task_id}", 1, self._world.now
         )
+        if had_gathered and not registration.gathered:
+            self._truth.begins_anew(self._world.now, self._there() - {client.task_id})
         if status is None:
             older = self._streams.get(client.task_id, 0)
             self._streams[client.task_id], self._clients[client.task_id] = stream, client
@@ -195,6 +199,14 @@ class SimulatedService:
         self._flush_soon()
         if self.machine is not None:
             self._world.send(lambda: opened(status), twice=False)
+
+    def _there(self) -> set[int]:
+        """Returns the processes that live, and have a stream here."""
+        return {
+            task_id
+            for task_id, client in self._clients.items()
+            if not client.dead and client.stream and self.has_stream(client, client.stream)
+        }
 
     def beat(self, client: Client, stream: int) -> None:
         """Takes a sign of life."""

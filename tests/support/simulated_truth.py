@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from copy import copy
 from typing import Any
 
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.core.status import Code
 from tests.support.simulated_clients import Completion, Request
 from tests.support.simulated_world import World
+
+# What an onlooker knows of a job, until it begins anew.
+_KNOWN = ("came", "acknowledged", "counts", "arrivals", "deadlines", "results", "answered")
 
 
 class Truth:
@@ -23,6 +27,7 @@ class Truth:
         self._recoverable = recoverable
         self.came: set[int] = set()  # tasks that have ever opened a stream
         self.leaving: set[int] = set()  # tasks that have asked to leave, or are over
+        self.began_s = 0.0  # when the job last began anew
         self.acknowledged: dict[str, bytes] = {}
         self.increments = 0
         self.counts: list[int] = []
@@ -35,6 +40,8 @@ class Truth:
         self.unwritten: list[tuple[str, int]] = []  # instances that the journal does not know yet
         self.results: dict[tuple[str, int], str] = {}
         self.answered: dict[int, int] = {}  # request: the instance whose result it has had
+        # what was known before the job began anew, until the journal knows that it has
+        self._former: dict[str, Any] = {}
 
     # --- Barriers
 
@@ -56,9 +63,16 @@ class Truth:
     def written(self) -> None:
         """Notes that the journal holds all that has happened."""
         self.unwritten.clear()
+        self._former.clear()
 
     def lost(self) -> None:
         """Notes that what was not written never happened."""
+        self._forget_unwritten()
+        for name, known in self._former.items():
+            setattr(self, name, known)
+        self._former.clear()
+
+    def _forget_unwritten(self) -> None:
         for instance in self.unwritten:
             del self.deadlines[instance]
         self.unwritten.clear()
@@ -145,7 +159,7 @@ class Truth:
 
     def counted(self, completion: Completion) -> None:
         """Checks that no two acknowledged increments got the same number."""
-        if completion.status is None:
+        if completion.status is None and completion.call.came >= self.began_s:
             number = int(completion.value[1])
             if number in self.counts:
                 self._world.fail(f"two increments were answered {number}")
@@ -185,7 +199,27 @@ class Truth:
         if task.session in task.former:
             self._world.fail(f"process {task_id} was given up, and is served")
 
+    def begins_anew(self, now: float, there: Collection[int]) -> None:
+        """Checks that nobody was there to whom the job's state meant anything, and forgets it."""
+        if there:
+            self._world.fail(f"the job began anew, when processes {sorted(there)} were there")
+        self._world.note("begins anew")
+        self._forget_unwritten()
+        former = {name: getattr(self, name) for name in _KNOWN}
+        for name, known in former.items():
+            setattr(self, name, copy(known))
+            getattr(self, name).clear()
+        former |= {"began_s": self.began_s, "increments": self.increments}
+        self._former = former | self._former
+        self.began_s = now
+        self.increments = 0
+
     # --- Deadlines, keys and counts
+
+    def acknowledges(self, key: str, value: bytes, call: Any) -> None:
+        """Notes that a key was set. One that a former life had set may have gone with it."""
+        if call.came >= self.began_s:
+            self.acknowledged[key] = value
 
     def nobody_is_late(self, waiting: Iterable[Any], now: float) -> None:
         """Checks that nobody waits whose deadline was before `now`: before each tick, which comes

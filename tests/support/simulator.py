@@ -10,7 +10,8 @@ Invariants, checked at every completion of the machine, at every tick, after eve
 end (`simulated_truth`):
 1. a barrier releases only when every participant of that instance has come;
 2. all who learn the result of an instance learn the same one;
-3. a key whose writing was acknowledged is there, with its value, ever after;
+3. a key whose writing was acknowledged is there, with its value, until the job begins anew; it does
+   when nobody is there;
 4. nobody waits past a deadline: the service answers at the very moment, and only the network's
    delay comes on top;
 5. while the job gathers, nobody with a stream is lost, and nobody is answered that it has gathered

@@ -9,7 +9,7 @@ import math
 from holdfast.coordination.core.status import Code, Status
 from holdfast.coordination.core.task_table import TaskState
 from holdfast.coordination.limits import Limits
-from holdfast.coordination.names import GROW_KEY, NEXT_KEY
+from holdfast.coordination.names import GROW_KEY, NEXT_KEY, RAISED_FOLDER
 from tests.support.driver import CountedLooks, Driver
 
 
@@ -278,6 +278,17 @@ def test_a_reported_exit_loses_the_process_at_once() -> None:
     refused = driver.open(2)
     assert refused is not None and ended in refused.message
     assert driver.open(2, life=2) is None and not driver.machine.task_table.tasks[2].ended
+
+
+def test_the_last_words_of_a_life_go_with_it() -> None:
+    """Its launcher has heard of the end: whoever waits for words of the next life finds none."""
+    driver = Driver(2, recoverable=True)
+    driver.set(f"{RAISED_FOLDER}/1", b"ValueError")
+    driver.machine.report_error(driver.call(1), 2, "ValueError")
+    driver.machine.report_exit(0, 1, driver.now)
+    assert driver.machine.keys.values
+    driver.machine.report_exit(1, 1, driver.now)
+    assert not driver.machine.keys.values and driver.machine.keys.total_bytes == 0
 
 
 def test_an_exit_after_leaving_is_no_news() -> None:

@@ -4,8 +4,11 @@ refused.
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.coordination.core.status import Code, Status
 from holdfast.coordination.core.task_table import TaskState
+from holdfast.coordination.names import NOBODY
 from tests.support.driver import Driver
 
 
@@ -225,3 +228,133 @@ def test_agents_have_their_timeout_from_the_answer() -> None:
     assert driver.value(first) == driver.value(last) == 7
     driver.wait(9.5)
     assert driver.machine.task_table.connected_count == 2
+
+
+def crash(driver: Driver, *processes: int) -> None:
+    """Loses processes, as their launchers report it."""
+    for process in processes:
+        driver.machine.report_exit(process, 1, driver.now)
+
+
+def test_new_lives_of_all_gather_again() -> None:
+    """Once nobody of the former lives is there, the first that comes waits for the others, and
+    finds nothing of theirs: no key, no value, no barrier of other participants.
+    """
+    driver = Driver(2, recoverable=True)
+    driver.set("gloo/0", b"an address")
+    wait_for_all = driver.machine.registration.wait_for_all
+    assert driver.code(driver.make(wait_for_all, 0)) is Code.OK
+    meetings = [driver.barrier(process, "met") for process in (0, 1)]
+    assert [driver.code(each) for each in meetings] == [Code.OK] * 2
+    crash(driver, 0, 1)
+    assert driver.machine.task_table.tasks[0].error is not None, "for whoever looks at it"
+    assert driver.machine.keys.values
+    driver.machine.take_fenced()
+
+    assert driver.open(1, life=2) is None
+    early = driver.make(wait_for_all, 1, incarnation=201)
+    assert driver.code(early) is None and not driver.machine.registration.gathered
+    told = [event.text for event in driver.machine.events.kept.values()]
+    assert "nobody of the former lives is left: the job begins anew" in told
+    assert not driver.machine.keys.values and not driver.machine.barriers.finished
+    stale = driver.open(0, life=1)
+    assert stale is not None and stale.code is Code.ABORTED
+    assert driver.open(0, life=2) is None
+    driver.settle()
+    assert driver.value(early) == 7
+    assert driver.code(driver.get("gloo/0", timeout_s=1.0)) is None
+    alone = driver.barrier(1, "met", ids=(1,), life=2)
+    assert driver.code(alone) is Code.OK
+
+
+def test_agents_alone_gather_again() -> None:
+    """Processes of jaxlib's client, without a Session."""
+    driver = Driver(2, sessions=False, recoverable=True)
+    for process, incarnation in ((0, 10), (1, 20)):
+        driver.register(process, incarnation)
+    driver.set("gloo/0", b"an address")
+    crash(driver, 0, 1)
+    first = driver.register(1, 21)
+    assert driver.code(first) is None and not driver.machine.keys.values
+    second = driver.register(0, 11)
+    assert driver.value(first) == driver.value(second) == 7
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_who_is_suspect_is_waited_for(comes_back: bool) -> None:
+    """Where nobody reports their ends, the connections of all have closed when the first of the new
+    lives comes: it has to ask again until the others are lost, or are back.
+    """
+    driver = Driver(3, recoverable=True)
+    driver.set("gloo/0", b"an address")
+    crash(driver, 2)
+    for process in (0, 1):
+        driver.machine.detach(process)
+        driver.machine.suspect(process, driver.now)
+    early = driver.open(1, life=2)
+    assert early is not None and early.code is Code.UNAVAILABLE and "process 0" in early.message
+    agent = driver.register(2, 33)
+    assert driver.code(agent) is Code.UNAVAILABLE
+    if comes_back:
+        assert driver.open(0) is None
+    else:
+        driver.wait(driver.config.reconnect_grace_s + 2.0)
+    assert driver.open(1, life=2) is None
+    assert driver.machine.registration.gathered is comes_back
+    assert bool(driver.machine.keys.values) is comes_back
+    stale = driver.open(0)
+    assert (stale is None) is comes_back
+
+
+def test_one_comes_back_to_those_who_live() -> None:
+    """It is answered at once, and finds what they have set; one of them is enough. So it is where
+    they are about to connect again, and in a strict job nobody comes back.
+    """
+    driver = Driver(3, recoverable=True)
+    driver.set("gloo/0", b"an address")
+    crash(driver, 1, 2)
+    driver.machine.detach(0)  # the coordinator was started again
+    assert driver.open(1, life=2) is None and driver.open(0) is None
+    joined = driver.make(driver.machine.registration.wait_for_all, 1, incarnation=201)
+    assert driver.value(joined) == 7 and driver.machine.keys.values
+
+    strict = Driver(1)
+    crash(strict, 0)
+    refused = strict.open(0, life=2)
+    assert refused is not None and strict.machine.registration.gathered
+
+
+def test_who_has_left_may_be_done() -> None:
+    """One that died is not kept waiting for it. It may connect again itself, to say goodbye once
+    more.
+    """
+    for comer, life in ((0, 2), (1, 1)):
+        driver = Driver(2, recoverable=True)
+        driver.set("gloo/0", b"an address")
+        driver.make(driver.machine.shut_down, 1)
+        crash(driver, 0)
+        assert driver.open(comer, life=life) is None
+        assert driver.machine.registration.gathered and driver.machine.keys.values
+
+
+def test_a_second_channel_is_no_new_life() -> None:
+    """The Session of a job of one beside its agent, and the agent beside the Session."""
+    driver = Driver(1, sessions=False, recoverable=True)
+    driver.register(0, 10)
+    driver.set("a", b"1")
+    assert driver.open(0) is None
+    assert driver.value(driver.register(0, 11)) == 7
+    assert driver.machine.keys.values == {"a": b"1"}
+
+
+def test_no_call_of_a_former_life_gets_a_value_of_the_next() -> None:
+    """One that waits is told that its life is over; who only looks on waits on."""
+    driver = Driver(1, recoverable=True)
+    waiting = driver.get("next")
+    watching = driver.get("next", NOBODY)
+    crash(driver, 0)
+    driver.open(0, life=2)
+    driver.settle()
+    assert driver.code(waiting) is Code.ABORTED
+    driver.set("next", b"2")
+    assert driver.value(watching) == ("next", b"2")

@@ -94,6 +94,17 @@ def test_faults_really_happen() -> None:
         assert event in lines, event
 
 
+def test_jobs_begin_anew_in_which_all_have_died() -> None:
+    """Small jobs whose processes die often, and whose service does too: all invariants hold."""
+    faults = dataclasses.replace(HARSH, client_crashes=8.0)
+    anew = 0
+    for seed in range(150):
+        run = Simulation(seed, 2 + seed % 2, 8, faults)
+        run.run()
+        anew += run.world.happened["begins anew"]
+    assert anew > 20
+
+
 def _traced(seed: int) -> list[str]:
     run = simulation(seed)
     run.run()
@@ -192,6 +203,12 @@ def grudging(registration: Any, task_id: int, *arguments: Any) -> Any:
     return status
 
 
+def callous(registration: Any, comer: Task, now: float) -> None:
+    if registration.gathered and registration._config.recoverable:
+        registration._begin_anew(comer, now)  # though others live
+        registration.gathered = False
+
+
 open_session = Registration.open_session
 Keys_load = Keys.load
 
@@ -209,6 +226,7 @@ Keys_load = Keys.load
         (Registration, "_gather", hasty, "was answered that all had come"),
         (ShutdownBarrier, "resolve", at_once, "had asked to leave"),
         (Registration, "open_session", grudging, "had come back, and was given up"),
+        (Registration, "_begin_anew_if_deserted", callous, "the job began anew, when"),
     ],
     ids=[
         *("early release", "split outcome", "lost key", "forgotten deadline", "a second late"),
@@ -218,6 +236,7 @@ Keys_load = Keys.load
             "gathered too early",
             "let go too early",
             "still suspect",
+            "anew beside the living",
         ),
     ],
 )

@@ -26,7 +26,7 @@ from holdfast.multihost import StartupTimeout
 from tests.support.inherited import WAYS, after
 from tests.support.launchers import JOBSET, OPENMPI_5, SLURM
 from tests.support.paths import program
-from tests.support.processes import wait_until_ended
+from tests.support.processes import wait_until, wait_until_ended
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
 
@@ -226,6 +226,45 @@ def test_a_process_that_has_raised_ends(short_path: Path, way: str, shell: str) 
         failed = "process 1 has failed, and does not end: ValueError: the loss is NaN; ending it"
         assert f"holdfast: {failed}" in raises
         assert "ProcessLost" in waits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_job_is_started_again_as_a_whole(tmp_path: Path, order: tuple[int, int]) -> None:
+    """As Kubernetes does, before the coordinator has ended: the new processes wait for each other,
+    and what the former ones have left is none of theirs. The coordinator ends with them.
+    """
+    recoverable = ("--recoverable", "--survivable", "--linger-s=60", "--startup-timeout-s=0")
+    coordinator = subprocess.Popen(
+        [HOLDFAST, "coordinator", "--num-processes=2", *recoverable],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert coordinator.stdout is not None
+    address = coordinator.stdout.readline().split()[-1]
+
+    def start(index: int, life: str) -> subprocess.Popen[bytes]:
+        job = {"JOB_COMPLETION_INDEX": str(index), "PODS_PER_JOB": "2", "JOB_ID": "train"}
+        command = [sys.executable, str(program("task_lives")), str(tmp_path), life]
+        return subprocess.Popen(
+            [HOLDFAST, "task", "--coordinator", address, "--", *command],
+            env=os.environ | job | {"JAX_PLATFORMS": "cpu"},
+        )
+
+    try:
+        first = [start(index, "first") for index in (0, 1)]
+        met = [tmp_path / f"first.{index}" for index in (0, 1)]
+        wait_until(lambda: all(path.exists() and path.read_text() for path in met), within_s=90)
+        os.kill(int(met[1].read_text().split()[0]), signal.SIGKILL)
+        assert [task.wait(60) for task in first] == [1, 128 + signal.SIGKILL]
+        second = [start(index, "second") for index in order]
+        assert [task.wait(100) for task in second] == [0, 0]
+        for index in (0, 1):
+            assert (tmp_path / f"second.{index}").read_text().split()[1:] == ["second", "1"]
+        assert coordinator.wait(30) == 0
+    finally:
+        coordinator.kill()
+        coordinator.communicate()
 
 
 @contextlib.contextmanager
