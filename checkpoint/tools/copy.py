@@ -5,7 +5,7 @@ the record comes last.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.multihost import Solo
@@ -69,9 +69,10 @@ def copy_checkpoint(
 
     Files that are there already are kept, so a copy that was cut off goes on where it was: packs of
     the right size, which are verified afterwards, and of another layout, which has no checksums,
-    files of the same bytes. A step of ours is verified before it gets its record: a damaged one
-    never appears. Where the target takes no files as long as a pack, its chunks go into more.
-    Where the source is deleted meanwhile, what was begun goes too.
+    files of the same bytes. One of other bytes that was not cut off is of another checkpoint. A
+    step of ours is verified before it gets its record: a damaged one never appears. Where the
+    target takes no files as long as a pack, its chunks go into more. Where the source is deleted
+    meanwhile, what was begun goes too.
     Blocks; raises StepExists, Corrupt naming the file that does not fit, StepGone, the stores'
     OSErrors.
     """
@@ -106,10 +107,13 @@ def _copy(
         _copy_ours(source, target, claims, done, progress)
         return
     files = file_sizes(source)
-    for name in sorted(files, key=lambda name: (name in _LAST, name)):
-        _check_size(target, name, files[name])
-        job = CopyJob(name, name, 0, files[name])
-        copy_file(source, target, job, done, progress, is_there=_is_same)
+    jobs = [CopyJob(name, name, 0, size) for name, size in files.items()]
+    jobs.sort(key=lambda job: (job.name in _LAST, job.name))
+    there_already = _same_files(source, target, jobs)
+    for job in jobs:
+        _check_size(target, job.name, job.size)
+        is_there = job.name in there_already
+        copy_file(source, target, job, done, progress, is_there=is_there)
     copy = open_if_finished(target)
     if copy is None:
         raise CheckpointError(
@@ -184,7 +188,7 @@ def _copy_ours(
         _refuse_other(target, source, data)
     with _claimed(source, target, claims, record.writer_id) as claim:
         for job in jobs:
-            copy_file(source, target, job, done, progress, is_there=has_size)
+            copy_file(source, target, job, done, progress, is_there=has_size(target, job))
         _verify(source, record, target, copied)
         if not is_there:
             try:
@@ -239,9 +243,9 @@ def copy_file(
     done: Copied,
     progress: Progress,
     *,
-    is_there: Callable[[StorePath, StorePath, CopyJob], bool],
+    is_there: bool,
 ) -> None:
-    if is_there(source, target, job):
+    if is_there:
         done.skipped.append(job.name)
         progress(job.size)
         return
@@ -273,20 +277,44 @@ def file_sizes(folder: StorePath, entries: Sequence[Entry] | None = None) -> dic
     return known | dict(zip(unknown, asked, strict=True))
 
 
-def has_size(source: StorePath, target: StorePath, job: CopyJob) -> bool:
+def has_size(target: StorePath, job: CopyJob) -> bool:
     """Returns whether the target has a file of exactly the job's size, by one read: of an object
     `Storage.size` makes many.
     """
+    return _bytes_from_last(target, job) == (1 if job.size else 0)
+
+
+def _bytes_from_last(target: StorePath, job: CopyJob) -> int:
+    """Returns how many bytes the target's file has from the job's last one on, of two; -1 where
+    there is no file.
+    """
     end = memoryview(bytearray(2))
     try:
-        return target.read(job.name, max(0, job.size - 1), [end]) == (1 if job.size else 0)
+        return target.read(job.name, max(0, job.size - 1), [end])
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return -1
+
+
+def _same_files(source: StorePath, target: StorePath, jobs: Iterable[CopyJob]) -> set[str]:
+    """Returns the files that the target has already, by their bytes. One that is shorter was cut
+    off. Raises StepExists where one is of another checkpoint.
+    """
+    same = set()
+    for job in jobs:
+        if _is_same(source, target, job):
+            same.add(job.name)
+        elif _bytes_from_last(target, job) > 0:
+            raise StepExists(
+                f"{target / job.name} has other bytes than the file of {source}; choose another"
+                " place, or delete it to have it copied again",
+                path=str(target),
+            )
+    return same
 
 
 def _is_same(source: StorePath, target: StorePath, job: CopyJob) -> bool:
     """Returns whether the target has a file of the very bytes; reads both files."""
-    if not has_size(source, target, job):
+    if not has_size(target, job):
         return False
     for offset, (data,) in _parts(source, job, lambda done_bytes: None):
         there = bytearray(len(data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,7 +146,9 @@ def test_sizes_are_found_where_listings_have_none(layout: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("layout", ["orbax", "safetensors"])
 def test_a_file_of_equal_size_is_compared(layout: str, tmp_path: Path) -> None:
-    """Other layouts have no checksums: a file with other contents is copied, whatever its size."""
+    """Other layouts have no checksums: one with other contents is of another checkpoint, of which
+    nothing is changed. One that was cut off is copied again.
+    """
     source = StorePath.of(write(layout, str(tmp_path / "a")))
     storage = open_storage(tmp_path / "b")
     target = StorePath(storage, "7")
@@ -153,10 +156,17 @@ def test_a_file_of_equal_size_is_compared(layout: str, tmp_path: Path) -> None:
     copy_checkpoint(source, target, claims)
     sizes = file_sizes(target)
     largest = max(sizes, key=lambda name: (not name.endswith(".json"), sizes[name]))
-    whole = (tmp_path / "b/7" / largest).read_bytes()
-    (tmp_path / "b/7" / largest).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    file = tmp_path / "b/7" / largest
+    whole = file.read_bytes()
+    other = whole[:-1] + bytes([whole[-1] ^ 1])
+    for found in (other, other + b"more"):
+        file.write_bytes(found)
+        with pytest.raises(StepExists, match=f"{re.escape(largest)} has other bytes than"):
+            copy_checkpoint(source, target, claims)
+        assert file.read_bytes() == found
+    file.write_bytes(other[:-1])
     assert copy_checkpoint(source, target, claims).written == [largest]
-    assert (tmp_path / "b/7" / largest).read_bytes() == whole
+    assert file.read_bytes() == whole
 
 
 def test_another_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
