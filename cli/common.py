@@ -488,7 +488,15 @@ def failure_of(error: OSError) -> Failure:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Prints one JSON object on stdout; `version` says which shape of docs/cli.md it has."""
-    click.echo(json.dumps({"version": JSON_VERSION, **value}, indent=2, default=str))
+    click.echo(dump_json({"version": JSON_VERSION, **value}, indent=2))
+
+
+def dump_json(value: Any, *, indent: int | None = None) -> str:
+    """Returns JSON. What it has no number for is text, as in a record: "nan", "inf", "-inf"."""
+    plain = json.loads(
+        json.dumps(value, default=str), parse_constant=lambda name: repr(float(name))
+    )
+    return json.dumps(plain, indent=indent)
 
 
 class Meter:

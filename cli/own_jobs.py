@@ -13,6 +13,7 @@ import click
 
 from holdfast.coordination import Credentials
 from holdfast.coordination.diagnosis.summary import counted
+from holdfast.coordination.diagnosis.verdict import judge
 from holdfast.coordination.process.job_folder import (
     LaunchedJob,
     RunningJob,
@@ -20,6 +21,7 @@ from holdfast.coordination.process.job_folder import (
     launched_jobs,
     user_folder,
 )
+from holdfast.proto.session_pb2 import Launcher, StatusResponse
 
 from .common import EXIT_NOTHING, EXIT_USAGE, Failure, print_json, shown_time
 from .tables import Table, console
@@ -58,7 +60,10 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
     running = running_jobs()
     if len(running) == 1:
         return running[0]
-    ended = _ended_jobs()
+    launched = launched_jobs()
+    ended = [job for job in launched if job.ended_unix_s is not None]
+    # no coordinator runs for them now: they wait for machines, or begin another attempt
+    between = [] if running else launched[len(ended) :]
     message = f"{len(running)} jobs of this user run on this machine: give the address of one"
     code = EXIT_USAGE
     if not running:
@@ -68,7 +73,11 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
             f" that the launcher printed{last}"
         )
         code = EXIT_NOTHING
+    if between:
+        message = "; ".join(map(_between, between))
     jobs = [_facts(job, job.attempt, "running", began_s=job.unix_s) for job, _ in running]
+    jobs += [_facts(job, job.launcher["attempt"], job.launcher["state"]) for job in between]
+    first = len(jobs)
     jobs += [
         _facts(job, job.launcher["attempt"], job.how, ended_s=job.ended_unix_s) for job in ended
     ]
@@ -77,8 +86,8 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
         raise Failure(message, code, printed=True)
     failure = Failure(message, code)
     failure.show()
-    newest = [*jobs[: len(running)], *reversed(jobs[len(running) :])]
-    shown = newest[: len(running) + _MOST_ENDED]
+    newest = [*jobs[:first], *reversed(jobs[first:])]
+    shown = newest[: first + _MOST_ENDED]
     if shown:
         console().print(_table(shown))
     if more := len(newest) - len(shown):
@@ -86,8 +95,31 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
     sys.exit(code)
 
 
-def _ended_jobs() -> list[LaunchedJob]:
-    return [job for job in launched_jobs() if job.ended_unix_s is not None]
+def _between(job: LaunchedJob) -> str:
+    """Returns how a job is that has no coordinator now."""
+    status = StatusResponse(launcher=Launcher(**job.launcher))
+    verdict = judge(status, gone="its next attempt begins")
+    return f"job {job.job_id} has no coordinator now: {verdict.state.value.lower()}: {verdict.text}"
+
+
+def job_of_logs(folder: str) -> tuple[RunningJob, Credentials]:
+    """Returns the job whose launcher writes into `folder`, its --log-dir. Raises Failure, which
+    says how the job is where it does not run.
+    """
+    launched = [job for job in launched_jobs() if _is_same_folder(job.log_dir, folder)]
+    last = launched[-1] if launched else None
+    if last is None or last.ended_unix_s is not None:
+        last = how_it_ended(folder) or last
+        message = f"{folder}: no job of this user writes its lines there"
+        raise Failure(message if last is None else str(last), EXIT_NOTHING)
+    for job, credentials in running_jobs():
+        if job.job_id == last.job_id:
+            return job, credentials
+    raise Failure(_between(last), EXIT_NOTHING)
+
+
+def _is_same_folder(log_dir: str, folder: str) -> bool:
+    return bool(log_dir) and Path(log_dir).resolve() == Path(folder).resolve()
 
 
 def _facts(
@@ -131,7 +163,8 @@ def how_it_ended(address: str) -> LaunchedJob | None:
     file = Path(address) / "status.json"
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         return LaunchedJob(**json.loads(file.read_text())["ended"])
-    return next((job for job in reversed(_ended_jobs()) if job.address == address), None)
+    ended = [job for job in launched_jobs() if job.ended_unix_s is not None]
+    return next((job for job in reversed(ended) if job.address == address), None)
 
 
 def credentials_of(address: str, files: Mapping[str, Any]) -> Credentials:

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import re
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import click
 from rich.live import Live
 
-from holdfast.coordination import CoordinationError, HoldfastError, StatusClient
+from holdfast.coordination import CoordinationError, Credentials, HoldfastError, StatusClient
 from holdfast.coordination.address import connect
 from holdfast.coordination.diagnosis.findings import Evidence, Finding, at_later, diagnose
 from holdfast.coordination.diagnosis.stacks import fold
 from holdfast.coordination.diagnosis.status_json import message_json, status_json
 from holdfast.coordination.diagnosis.summary import fold_saves, printable
 from holdfast.coordination.process.diagnose import gather
+from holdfast.coordination.process.job_folder import launched_jobs
 from holdfast.proto import session_pb2
 
-from .common import EXIT_NOTHING, Failure, print_json, refuse
-from .own_jobs import credential_options, credentials_of, how_it_ended, only_job
+from .common import EXIT_NOTHING, Failure, dump_json, print_json, refuse
+from .own_jobs import (
+    credential_options,
+    credentials_of,
+    how_it_ended,
+    job_of_logs,
+    only_job,
+    running_jobs,
+)
 from .status_tables import status_tables
 from .tables import console
 
 _CONNECT_TIMEOUT_S = 2.0
 _DIAGNOSIS_INTERVAL_S = 10.0  # with --watch
+_NO_ANSWER = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+# what there is to see of a job: its status, and what is wrong with it
+_Look = tuple[session_pb2.StatusResponse, list[Finding]]
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -103,37 +116,111 @@ def status(  # each option is a parameter, as click has it
     Without ADDRESS, this user's job on this machine. Where there is none, or several, lists the
     jobs, with those that ended within the last hour.
     """
-    if not watch:
+    if watch:
+        once = "is shown once: leave --watch out"
+        refuse({"--stacks": once, "--events": once, "--since": once})
+    else:
         refuse({"--interval-s": "is between two polls: add --watch"})
-    began = time.monotonic()
     try:
-        if address is None:
-            job, credentials = only_job(as_json=as_json)
-            address = job.address
-        else:
-            if Path(address).is_dir() and (ended := how_it_ended(address)) is not None:
-                raise Failure(str(ended), EXIT_NOTHING)
-            credentials = credentials_of(address, files)
-        with StatusClient(address, credentials, timeout_s=timeout_s, wait_for_ready=True) as client:
+        target = _target(address, files, as_json=as_json)
+        if watch:
+            target.watch(as_json, interval_s, timeout_s)
+        with target.client(timeout_s) as client:
             if stacks:
                 _print_stacks(client, as_json)
             elif events or since is not None:
                 _print_events(client, as_json, since)
             else:
-                _show(client, as_json, watch, interval_s)
+                _show([_look(client)], as_json)
     except CoordinationError as error:
-        raise _failure(address, error, time.monotonic() - began) from None
+        raise _failure(target.address, error, time.monotonic() - target.asked_s) from None
     except (HoldfastError, ValueError) as error:
         raise Failure(str(error)) from None
     except KeyboardInterrupt:
-        pass
+        if not watch:
+            raise
 
 
-def _failure(address: str | None, error: CoordinationError, tried_s: float) -> Failure:
-    """Returns what was tried, for how long, and what the kernel says to one more connection."""
+@dataclass
+class _Target:
+    """Where the coordinator is of the job that is looked at: of `job_id`, or at an address that
+    was given.
+    """
+
+    address: str
+    credentials: Credentials
+    job_id: str | None = None
+    asked_s: float = field(default_factory=time.monotonic)  # since when there is no answer
+    is_known: bool = False
+
+    def client(self, timeout_s: float) -> StatusClient:
+        return StatusClient(
+            self.address, self.credentials, timeout_s=timeout_s, wait_for_ready=True
+        )
+
+    def watch(self, as_json: bool, interval_s: float, timeout_s: float) -> NoReturn:
+        """Shows the job until interrupted, through restarts of its coordinator. Raises
+        CoordinationError where there is none at first, and Failure once the job has ended.
+        """
+        while True:
+            try:
+                with self.client(timeout_s) as client:
+                    _show(self._looks(client, interval_s), as_json, watch=True)
+            except CoordinationError as error:
+                if not self.is_known or error.code not in _NO_ANSWER:
+                    raise
+                self._find_again(error)
+                click.echo(printable(f"{self.address} is asked again: {error}"), err=True)
+                time.sleep(interval_s)
+
+    def _looks(self, client: StatusClient, interval_s: float) -> Iterator[_Look]:
+        """Yields the job as it is, each `interval_s`; asks its processes at most every 10 s."""
+        asked = Evidence(session_pb2.StatusResponse())
+        due_s = 0.0
+        while True:
+            if time.monotonic() < due_s:
+                now = at_later(asked, client.status())
+            else:
+                now = gather(client)
+                asked = now
+                due_s = time.monotonic() + _DIAGNOSIS_INTERVAL_S
+            self.asked_s = time.monotonic()
+            self.is_known = True
+            yield now.status, diagnose(now)
+            time.sleep(interval_s)
+
+    def _find_again(self, error: CoordinationError) -> None:
+        """Takes the coordinator of the job's next attempt. Raises Failure where the job has ended,
+        and the error where its launcher is gone.
+        """
+        ended = how_it_ended(self.address)
+        if self.job_id is not None:
+            launched = next(reversed(launched_jobs(self.job_id)), None)
+            if launched is None:
+                raise error
+            if launched.ended_unix_s is not None:
+                ended = launched
+        if ended is not None:
+            raise Failure(printable(str(ended), lines=True), EXIT_NOTHING)
+        for job, credentials in running_jobs():
+            if job.job_id == self.job_id:
+                self.address = job.address
+                self.credentials = credentials
+
+
+def _target(address: str | None, files: Mapping[str, str | None], *, as_json: bool) -> _Target:
     if address is None:
-        return Failure(printable(str(error), lines=True))
-    if error.code not in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+        job, credentials = only_job(as_json=as_json)
+        return _Target(job.address, credentials, job.job_id)
+    if Path(address).is_dir():
+        job, credentials = job_of_logs(address)
+        return _Target(job.address, credentials, job.job_id)
+    return _Target(address, credentials_of(address, files))
+
+
+def _failure(address: str, error: CoordinationError, tried_s: float) -> Failure:
+    """Returns what was tried, for how long, and what the kernel says to one more connection."""
+    if error.code not in _NO_ANSWER:
         return Failure(printable(f"{address}: {error}", lines=True))
     if (ended := how_it_ended(address)) is not None:
         return Failure(printable(str(ended), lines=True), EXIT_NOTHING)
@@ -190,35 +277,20 @@ def _print_events(client: StatusClient, as_json: bool, since_s: float | None) ->
         click.echo(printable(f"{when} {event.kind:<11} {event.text}"))
 
 
-def _show(client: StatusClient, as_json: bool, watch: bool, interval_s: float) -> None:
-    looks = _looks(client, interval_s if watch else None)
+def _look(client: StatusClient) -> _Look:
+    now = gather(client)
+    return now.status, diagnose(now)
+
+
+def _show(looks: Iterable[_Look], as_json: bool, *, watch: bool = False) -> None:
     if as_json:
         for look in looks:
-            click.echo(json.dumps(status_json(*look), indent=None if watch else 2))
-    elif watch:
-        with Live(refresh_per_second=4) as live:
+            click.echo(dump_json(status_json(*look), indent=None if watch else 2))
+    elif watch and sys.stdout.isatty():
+        with Live(console=console(), refresh_per_second=4, vertical_overflow="visible") as live:
             for look in looks:
                 live.update(status_tables(*look))
     else:
-        console().print(status_tables(*next(looks)))
-
-
-def _looks(
-    client: StatusClient, interval_s: float | None
-) -> Iterator[tuple[session_pb2.StatusResponse, list[Finding]]]:
-    """Yields a job as it is now with what is wrong with it, once or each `interval_s`; asks its
-    processes at most every 10 s.
-    """
-    asked = Evidence(session_pb2.StatusResponse())
-    due_s = 0.0
-    while True:
-        if time.monotonic() < due_s:
-            now = at_later(asked, client.status())
-        else:
-            now = gather(client)
-            asked = now
-            due_s = time.monotonic() + _DIAGNOSIS_INTERVAL_S
-        yield now.status, diagnose(now)
-        if interval_s is None:
-            return
-        time.sleep(interval_s)
+        for look in looks:
+            console().print(status_tables(*look))
+            sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 
@@ -9,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from holdfast.cli.own_jobs import only_job
+from holdfast.cli.own_jobs import job_of_logs, only_job
 from holdfast.coordination.process.job_folder import LaunchedJob
 
 
@@ -44,3 +45,21 @@ def test_what_is_wrong_is_said_first_and_the_list_is_short() -> None:
     jobs = [row.split()[0] for row in rows if row.startswith("job-")]
     assert jobs == ["job-69", "job-68", "job-67", "job-66", "job-65"]
     assert rows[-1] == "and 65 more jobs that ended within the hour: --json lists all"
+
+
+def test_a_job_without_a_coordinator_is_a_job() -> None:
+    """It waits for machines, or between two attempts: the launcher's word says which."""
+    waiting = {
+        "state": "scheduling",
+        "waiting_for": "room for 0 of at least 1 process",
+        "attempt": 1,
+    }
+    LaunchedJob("j", os.getpid(), "/logs", waiting, "").leave()
+    found = CliRunner().invoke(asked)
+    assert found.exit_code == 3
+    sentence = (
+        "job j has no coordinator now: waiting for machines: room for 0 of at least 1 process"
+    )
+    assert found.output.splitlines()[0] == f"Error: {sentence}"
+    with pytest.raises(click.ClickException, match=sentence):
+        job_of_logs("/logs")

@@ -227,6 +227,52 @@ def test_how_a_job_ended_is_found(tmp_path: Path) -> None:
             assert re.search(ended, say("status", *arguments, "--timeout-s", "0.5")), arguments
 
 
+def test_a_watch_goes_on_through_a_restart(tmp_path: Path) -> None:
+    """By the log folder, where an earlier run of the job has left how it ended. In a pipe each look
+    is written at once; it ends when the job does.
+    """
+    script = f"""
+        until [ -e {tmp_path}/go$HOLDFAST_ATTEMPT ]; do sleep 0.1; done
+        exit $((2 - HOLDFAST_ATTEMPT))
+    """
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        env = os.environ | {"TMPDIR": base}
+        run = holdfast(
+            *f"run -n 1 --no-view --max-restarts 1 --log-dir {tmp_path} --job-id j --".split(),
+            "sh",
+            "-c",
+        )
+        subprocess.run([*run, "exit 93"], env=env, capture_output=True, check=False)
+        with subprocess.Popen(
+            [*run, script], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as job_:
+            assert job_.stdout is not None
+            next(line for line in job_.stdout if "attempt 1, coordinator at" in line)
+            watch = holdfast(*f"status {tmp_path} --watch --interval-s 0.2 --timeout-s 1".split())
+            with subprocess.Popen(
+                watch, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            ) as watched:
+                assert watched.stdout is not None and watched.stderr is not None
+                for attempt in (1, 2):
+                    seen = f"job j attempt {attempt}, 1 process"
+                    assert any(seen in line for line in watched.stdout), watched.stderr.read()
+                    (tmp_path / f"go{attempt}").touch()
+                rest = watched.communicate(timeout=60)[1]
+                assert watched.returncode == 3
+                assert re.search(r"Error: job j, attempt 2, ended \d+ s ago: finished", rest), rest
+            job_.communicate(timeout=60)
+
+
+def test_a_look_that_is_interrupted_has_shown_nothing() -> None:
+    """It ends with 130: a script would take 0 for an answer."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        with subprocess.Popen(holdfast("status", address, "--timeout-s", "60")) as asking:
+            mute.accept()[0].close()
+            asking.send_signal(signal.SIGINT)
+            assert asking.wait(30) == 130
+
+
 @pytest.mark.slow
 def test_status_without_an_address_finds_this_users_jobs() -> None:
     """None: a sentence. One: its table. Two: a list of both. One that is dead counts no more."""
