@@ -1,5 +1,7 @@
 """The `holdfast` command."""
 
+import io
+import sys
 from collections.abc import Sequence
 
 from .interrupts import end_at_interrupts
@@ -16,4 +18,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from .entry import main as group
 
     fill_standard_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack a letter of a name
+        sys.stdout.reconfigure(errors="backslashreplace")
     group(arguments)

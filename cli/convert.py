@@ -14,6 +14,7 @@ from .common import (
     json_option,
     print_json,
     progress_bar,
+    refuse,
     sentences,
     single_writer_option,
 )
@@ -63,7 +64,7 @@ Exit codes: 0 done, 3 nothing there, 4 damaged, 5 refused or failed."""
 )
 @click.option(
     "--shard-bytes",
-    type=int,
+    type=click.IntRange(1),
     help="safetensors: start another file after so many bytes.",
 )
 @click.option(
@@ -79,7 +80,7 @@ Exit codes: 0 done, 3 nothing there, 4 damaged, 5 refused or failed."""
 )
 @click.option(
     "--process",
-    type=int,
+    type=click.IntRange(0),
     help="Of what was kept per process, take this process's (default: all).",
 )
 @single_writer_option
@@ -103,6 +104,8 @@ def convert(
     are, a damaged one does not stop the others, and those that were left behind in SRC are not
     written.
     """
+    if every:
+        refuse({"--step": "names one step: leave --all out"})
     each = EachStep(several=every)
     conversion = Conversion(dst, single_writer, to, names, options)
     with sentences():

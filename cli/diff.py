@@ -38,7 +38,11 @@ Exit codes: 0 equal, 1 different, 3 nothing there, 4 damaged, 5 could not be rea
 @click.option("--step-a", type=int, help="Take this step of the root A.")
 @click.option("--step-b", type=int, help="Take this step of the root B.")
 @click.option(
-    "--limit", type=int, default=50, show_default=True, help="Show at most so many leaves (0: all)."
+    "--limit",
+    type=click.IntRange(0),
+    default=50,
+    show_default=True,
+    help="Show at most so many leaves (0: all).",
 )
 @json_option
 def diff(

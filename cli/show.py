@@ -230,8 +230,10 @@ def statistics(array: Any) -> dict[str, Any]:
         stats |= {"min": low, "max": high, "mean": float(finite.mean())}
         if low < high:
             # Scaled first: the span of the largest floats is no float.
-            scaled = finite / max(abs(low), abs(high))
-            stats["bins"] = np.histogram(scaled, BINS)[0].tolist()
+            most = max(abs(low), abs(high))
+            span = high / most - low / most
+            scaled = (finite / most - low / most) / (span or 1.0)
+            stats["bins"] = np.histogram(scaled, BINS, range=(0.0, 1.0))[0].tolist()
     return stats
 
 

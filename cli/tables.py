@@ -25,7 +25,8 @@ _LEAST = 20  # columns: the first column is not squeezed below that
 
 def console() -> Console:
     """Returns the console for tables: as wide as the terminal, or COLUMNS; a pipe has no edge."""
-    has_edge = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    columns = os.environ.get("COLUMNS", "")
+    has_edge = sys.stdout.isatty() or (columns.isdigit() and int(columns) > 0)
     return Console(soft_wrap=True, highlight=False, width=None if has_edge else _NO_EDGE)
 
 

@@ -21,6 +21,7 @@ from .common import (
     open_measured,
     print_json,
     progress_bar,
+    refuse,
     sentences,
 )
 
@@ -51,6 +52,8 @@ def verify(path: str, step: int | None, every: bool, local: str | None, as_json:
     holdfast's own checkpoints carry a checksum of every chunk. Orbax's and safetensors files do
     not: they are read and decoded whole.
     """
+    if every:
+        refuse({"--step": "names one step: leave --all out"})
     each = EachStep(several=every or local is not None)
     with sentences():
         if local is not None:
@@ -94,7 +97,6 @@ def _verify_all(path: str, each: EachStep) -> list[dict[str, Any]]:
     from holdfast.checkpoint import StepNotFound
     from holdfast.checkpoint.layouts.detect import (
         find_steps,
-        layout_of,
         nothing_at,
         while_it_is_there,
     )
@@ -103,9 +105,7 @@ def _verify_all(path: str, each: EachStep) -> list[dict[str, Any]]:
     storage = open_storage(path)
     steps = find_steps(storage)
     if not steps:
-        single = layout_of(StorePath(storage)) is not None
-        hint = f"{storage.root} is a checkpoint, not a root of steps: leave --all out"
-        raise StepNotFound(hint if single else nothing_at(storage), path=storage.root)
+        raise StepNotFound(nothing_at(storage), path=storage.root)
 
     def verify_step(step: int) -> dict[str, Any]:
         name, layout = steps[step]

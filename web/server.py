@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import secrets
@@ -16,6 +17,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from holdfast.coordination.distribution import install_command
 from holdfast.coordination.process.job_folder import LaunchedJob
@@ -102,7 +104,7 @@ def make_app(hub: Hub, token: str, hosts: frozenset[str], feed: Feed) -> Any:
 
     def refusal(request: Request) -> Response | None:
         host = request.headers.get("host", "")
-        if host not in hosts:
+        if host not in hosts and not _is_address(host):
             return PlainTextResponse(
                 f"asked for as {host!r}; expected one of {', '.join(sorted(hosts))}\n",
                 421,
@@ -212,6 +214,8 @@ def _listening(host: str, port: int, option: str) -> socket.socket:
     try:
         return socket.create_server((host.strip("[]"), port), family=family)
     except OSError as error:
+        if (error.errno or 0) < 0:  # of getaddrinfo
+            raise OSError(f"cannot listen at {host}: no such host; choose another --host") from None
         raise OSError(
             f"cannot listen at {host}:{port}: {os.strerror(error.errno or 0)}; choose another"
             f" {option}, or 0 for a free one"
@@ -219,18 +223,23 @@ def _listening(host: str, port: int, option: str) -> socket.socket:
 
 
 def _names(host: str, port: int) -> frozenset[str]:
-    """Returns how a browser may ask for this server.
-
-    A page elsewhere whose name was pointed to this machine asks under its own name.
-    """
-    names = {"127.0.0.1", "localhost", "[::1]"}
+    """Returns by which names a browser may ask for this server, beside addresses."""
+    names = {"127.0.0.1", "localhost", host}
     if host in ("0.0.0.0", "::"):
-        names |= {host, socket.gethostname()}
-    elif ":" in host and not host.startswith("["):
-        names.add(f"[{host}]")
-    else:
-        names.add(host)
-    return frozenset(f"{name}:{port}" for name in names)
+        names.add(socket.gethostname())
+    ports = {f":{port}", "" if port == 80 else f":{port}"}  # browsers leave 80 out
+    return frozenset(name + port for name in names for port in ports)
+
+
+def _is_address(host: str) -> bool:
+    """Says whether a browser asks under an address, which nobody can point here as he can a name:
+    a page elsewhere whose name was pointed to this machine asks under that.
+    """
+    try:
+        ipaddress.ip_address(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+    return True
 
 
 def _make_server(uvicorn: Any, app: Any, hub: Hub) -> Any:

@@ -541,6 +541,8 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
             f"{storage.root} has no steps, but checkpoints whose names are no steps' of one root:"
             f" {called}. Open one by its own path"
         )
+    if layout_of(StorePath(storage)) is not None:
+        return f"{storage.root} is a checkpoint, not a root of steps: leave --all and --step out"
     return (
         f"{storage.root} is no checkpoint that holdfast knows (its own, Orbax's, safetensors); it"
         f" holds {_some(names)}{why_not_read(names)}"

@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +269,56 @@ def test_statistics_of_odd_values() -> None:
     found = statistics(np.array([np.nan, np.inf, 1.0, 2.0, 2.0]))
     assert (found["nan"], found["inf"], found["min"], found["max"]) == (1, 1, 1.0, 2.0)
     assert statistics(np.zeros((0, 3)))["min"] is None
+    near = statistics(np.array([0.3, 0.1 + 0.2]))["bins"]
+    assert near[0] == near[-1] == 1 and sum(near) == 2
     assert bars([0, 1, 8]) == "·▁█" and bars([]) == ""
+
+
+def test_json_has_no_numbers_that_json_has_not(tmp_path: Path) -> None:
+    """A loss that went NaN is a text in a record, and here."""
+    with CheckpointManager(tmp_path) as manager:
+        metrics = {"loss": float("nan"), "worst": float("-inf"), "accuracy": 1.0}
+        manager.save(1, {"rate": float("inf"), "n": 1}, metrics=metrics)
+    expected = {"loss": "nan", "worst": "-inf", "accuracy": 1.0}
+    for command in ("ls", "show"):
+        output = run(command, tmp_path, "--json").output
+        found = json.loads(output, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        assert (found["steps"][0] if command == "ls" else found)["metrics"] == expected
+    assert found["leaves"][1]["value"] == "inf"
+
+
+def test_a_checkpoint_is_no_root_and_says_so(root: Path, tmp_path: Path) -> None:
+    """Where a step is asked for that it cannot have."""
+    for command in ("show", "verify", "prune", "sweep"):
+        options = {"show": ("--step", 1), "verify": ("--step", 1), "prune": ("--keep", "last:1")}
+        output = run(command, root / "1", *options.get(command, ()), code=3).output
+        assert f"{root / '1'} is a checkpoint, not a root of steps" in output, command
+
+
+def test_options_that_contradict_or_count_below_nothing(root: Path, tmp_path: Path) -> None:
+    """They are refused: an option that does nothing would hide what is done."""
+    whole = "names one step: leave --all out"
+    assert whole in run("verify", root, "--all", "--step", 1, code=2).output
+    converts = ("convert", root, tmp_path / "new", "--to", "orbax")
+    assert whole in run(*converts, "--all", "--step", 1, code=2).output
+    run("diff", root, root, "--limit", -1, code=2)
+    run(*converts, "--process", -1, code=2)
+    run(*converts, "--shard-bytes", 0, code=2)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_letter_that_the_terminal_lacks(tmp_path: Path) -> None:
+    """It is written as Python writes it, and a width of nothing is none."""
+    save(tmp_path / "a", {"größe": np.arange(4.0)})
+    command = "from holdfast.cli import main; main()"
+    shown = subprocess.run(
+        [sys.executable, "-c", command, "show", str(tmp_path / "a"), "--stats"],
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "0"},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert "gr\\xf6\\xdfe" in shown.stdout and "\\u2588" in shown.stdout and not shown.stderr
 
 
 def test_verify_names_file_and_leaf(root: Path) -> None:

@@ -41,6 +41,8 @@ def test_only_the_token_gets_in() -> None:
                 "asked for as 'evil.example'; expected one of 127.0.0.1:"
             ), path
             assert fetch(f"http://127.0.0.1:{port}/guess/{path}")[0] == 403, path
+        for address in ("192.0.2.1", "192.0.2.1:9", "[2001:db8::1]:9"):  # nobody points these here
+            assert fetch(url, Host=address)[0] == 200, address
         assert (
             fetch(f"{url}../../etc/passwd")[0] in (403, 404) and fetch(f"{url}server.py")[0] == 404
         )
@@ -169,6 +171,21 @@ def test_a_port_that_is_taken_is_a_sentence() -> None:
     sentence = f"Error: cannot listen at 127.0.0.1:{port}: Address already in use; choose another"
     assert alone.stderr == f"{sentence} --port, or 0 for a free one\n"
     assert launched.stderr == f"{sentence} --web-port, or 0 for a free one\n"
+
+
+def test_a_host_that_nobody_knows_is_a_sentence() -> None:
+    """Another port would not help."""
+    ended = subprocess.run(
+        [*HOLDFAST, "web", "127.0.0.1:1", "--host", "none.invalid"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 5
+    assert (
+        ended.stderr
+        == "Error: cannot listen at none.invalid: no such host; choose another --host\n"
+    )
 
 
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
