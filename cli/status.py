@@ -111,7 +111,7 @@ def status(  # each option is a parameter, as click has it
     **files: str | None,
 ) -> None:
     """Show the job that the coordinator at ADDRESS (host:port or unix:PATH) serves: processes,
-    barriers and who is missing, keys. Of a job that has ended, ADDRESS or its --log-dir says how.
+    barriers and who is missing, keys; of a job that has ended, how. A --log-dir serves as ADDRESS.
 
     Without ADDRESS, this user's job on this machine. Where there is none, or several, lists the
     jobs, with those that ended within the last hour.
