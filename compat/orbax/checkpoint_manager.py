@@ -53,8 +53,8 @@ from .own_handlers import arguments, is_own, to_path
 from .refusals import METADATA, not_covered, refuse, refusing
 from .roots.policies import (
     AskToKeep,
-    AskToSave,
     PolicyCheckpointInfo,
+    asking,
     asks_for_metrics,
     keeps_all,
 )
@@ -151,7 +151,7 @@ class CheckpointManager(AbstractCheckpointManager):
         timeout_s = float((self._options.async_options or AsyncOptions()).timeout_secs)
         return NativeManager(
             self._directory,
-            save_policy=AskToSave(
+            save_policy=asking(
                 self._options.save_policy(),
                 lambda: _LazyInfos(self),
                 self.is_saving_in_progress,

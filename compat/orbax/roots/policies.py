@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from holdfast.checkpoint import PolicyContext, StepFacts
+from holdfast.checkpoint import AnyOf, PolicyContext, StepFacts
+from holdfast.checkpoint.policy import SavePolicy
 
 Infos: TypeAlias = Sequence[Any]
 
@@ -139,11 +140,6 @@ class AnySavePolicy:
     """Saves when any of its policies does."""
 
     policies: Sequence[Any]
-
-    @property
-    def uses_clock(self) -> bool:
-        """Whether a clock is part of the answer."""
-        return any(getattr(policy, "uses_clock", False) for policy in self.policies)
 
     def should_save(
         self, step: Any, previous_steps: Sequence[Any], *, context: DecisionContext
@@ -345,6 +341,16 @@ def asks_for_metrics(policy: Any) -> bool:
     return bool(getattr(policy, "asks_for_metrics", True))
 
 
+def asking(policy: Any, *given: Any) -> SavePolicy:
+    """Returns what asks a policy of saving, with the rest of an AskToSave.
+
+    Of several each is asked for itself: one without a clock has one answer in a group.
+    """
+    if isinstance(policy, AnySavePolicy):
+        return AnyOf(*(asking(each, *given) for each in policy.policies))
+    return AskToSave(policy, *given)
+
+
 @dataclass
 class AskToSave:
     """A save policy of holdfast's that asks one of Orbax's.
@@ -364,6 +370,8 @@ class AskToSave:
 
     def wants(self, context: PolicyContext) -> str:
         """Returns the policy's name where it wants the step."""
+        if self.uses_clock and context.elapsed_s == 0.0:
+            return ""  # no clock may be asked: all processes have to give one answer
         step = PolicyCheckpointInfo(context.step, None, datetime.now(UTC))
         about = DecisionContext(
             is_saving_in_progress=self.saving(),

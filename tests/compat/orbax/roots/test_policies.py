@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from holdfast.checkpoint.scheduling.scheduler import SaveScheduler
 from holdfast.compat.orbax.roots import policies
+from tests.support.checkpointing import groups
 
 
 class _Own:
@@ -43,3 +45,39 @@ WITHOUT = [
 def test_metrics_are_kept_for_who_may_ask(policy: Any, asks: bool) -> None:
     """A policy that goes by steps and times never does; one of a program's own may."""
     assert policies.asks_for_metrics(policy) is asks
+
+
+def test_in_a_group_the_clock_is_the_primarys() -> None:
+    """Whether a save is in flight on a process is its own affair: all save the same steps, and the
+    first one though some have not heard of a failure.
+    """
+    policy = policies.AnySavePolicy(
+        [
+            policies.InitialSavePolicy(),
+            policies.AnySavePolicy([policies.ContinuousCheckpointingPolicy()]),
+        ]
+    )
+    busy = [False, True]
+    previous: list[policies.PolicyCheckpointInfo] = []
+    with groups(2) as members:
+        schedulers = [
+            SaveScheduler(
+                policies.asking(policy, lambda: previous, lambda rank=rank: busy[rank], None),
+                group,
+                "s",
+                skips=False,
+            )
+            for rank, group in enumerate(members)
+        ]
+
+        def wanted(step: int) -> list[bool]:
+            return [bool(each.reason(step, busy=False)) for each in schedulers]
+
+        assert wanted(1) == [True, True]
+        previous.append(policies.PolicyCheckpointInfo(1, None, datetime.now(UTC)))
+        for each in schedulers:
+            each.started(1)
+        answers = [wanted(step) for step in range(2, 20)]
+        assert [True, True] in answers and all(one == other for one, other in answers)
+        for each in schedulers:
+            each.close()
