@@ -325,12 +325,10 @@ class CheckpointManager(AbstractCheckpointManager):
 
     def _keeps_metrics(self) -> bool:
         """Says whether metrics are saved: where `best_fn` or a policy will ask for them."""
-        if self._options.prevent_write_metrics:
-            return False
-        policy = self._options.preservation_policy
-        if policy is None:
-            return self._options.best_fn is not None
-        return asks_for_metrics(policy)
+        options = self._options
+        policy = options.preservation_policy
+        is_asked = policy is not None and asks_for_metrics(policy)
+        return not options.prevent_write_metrics and (is_asked or options.best_fn is not None)
 
     def save_items(
         self,

@@ -501,3 +501,26 @@ def test_steps_are_called_alike(tmp_path: Path) -> None:
             and manager.restore(20)["x"] == 20
         )
         assert (tmp_path / "more" / "ckpt_000020").is_dir()
+
+
+def test_metrics_stay_beside_a_policy_that_asks_for_none(tmp_path: Path) -> None:
+    """`best_fn` is asked for the best step, whatever says which ones stay."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        keep = ocp.checkpoint_managers.preservation_policy
+        options = ocp.CheckpointManagerOptions(
+            best_fn=lambda metrics: metrics["loss"],
+            best_mode="min",
+            preservation_policy=keep.LatestN(3),
+        )
+        found = []
+        for _ in range(2):
+            with ocp.CheckpointManager(root, options=options) as manager:
+                for step, loss in ((1, 2.0), (2, 1.0), (3, 3.0)):
+                    item = ocp.args.StandardSave({"x": step})
+                    manager.save(step, args=item, metrics={"loss": loss})
+                manager.wait_until_finished()
+                found.append((manager.best_step(), manager.metrics(2)))
+        return found
+
+    assert run_both(program, tmp_path) == [(2, {"loss": 1.0})] * 2
