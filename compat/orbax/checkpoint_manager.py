@@ -7,8 +7,8 @@ import contextlib
 import functools
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -17,16 +17,16 @@ import numpy as np
 import holdfast.compat.orbax.args as args_lib
 import holdfast.compat.orbax.handling.items as items_lib
 import holdfast.compat.orbax.handling.standard as standard
-from holdfast.checkpoint import CheckpointManager as NativeManager
 from holdfast.checkpoint import (
+    CheckpointError,
     Options,
     SaveHandle,
     StepNotFound,
     Structure,
-    TreeMismatch,
     load,
     structure,
 )
+from holdfast.checkpoint import CheckpointManager as NativeManager
 from holdfast.checkpoint.layouts.detect import find_steps, newest_step
 from holdfast.checkpoint.manager import finish_all_at_exit
 from holdfast.checkpoint.steps.claims import FOLDER as CLAIMS
@@ -68,15 +68,6 @@ METRIC_ITEM_NAME = "metrics"
 
 class AbstractCheckpointManager:
     """The base of managers."""
-
-
-@dataclass(frozen=True)
-class _Begun:
-    """What a manager knows of the step that it saved last, before the step is there."""
-
-    step: int
-    metrics: dict[str, float]
-    at: datetime
 
 
 class CheckpointManager(AbstractCheckpointManager):
@@ -125,7 +116,9 @@ class CheckpointManager(AbstractCheckpointManager):
             self._single = False
         elif handlers is not None:
             self._single = True
-        self._saving: _Begun | None = None
+        # The step that was begun last, with its metrics: it may not be there yet.
+        self._begun: dict[int, dict[str, float]] = {}
+        self._times: dict[int, datetime] = {}  # when steps began: each decision may ask
         self._handle: SaveHandle | None = None
         if not keeps_all(self._options.keep_policy()):
             self._refuse_full_path()
@@ -201,17 +194,15 @@ class CheckpointManager(AbstractCheckpointManager):
         return sorted({*self.native.all_steps(), *in_flight})
 
     def steps_to_decide_by(self) -> list[int]:
-        """Returns the steps that a decision to save knows, the one in flight among them.
+        """Returns the steps that a decision to save knows, the last one that was begun among them.
 
-        As with Orbax, without a look at the store.
+        As with Orbax, without a look at the store, and whatever has become of that save: not all
+        processes have heard of it.
         """
-        in_flight = self._in_flight()  # asked first: it may be known a moment later
-        return sorted({*self.native.known_steps(), *in_flight})
+        return sorted({*self.native.known_steps(), *self._begun})
 
     def _in_flight(self) -> list[int]:
-        if self._saving is None or not self.is_saving_in_progress():
-            return []
-        return [self._saving.step]
+        return [*self._begun] if self.is_saving_in_progress() else []
 
     def latest_step(self) -> int | None:
         """Returns the newest step, None where there is none.
@@ -234,36 +225,33 @@ class CheckpointManager(AbstractCheckpointManager):
         sign = -1 if self._options.best_mode == "min" else 1
         scored = []
         for step in self.all_steps():
-            with contextlib.suppress(FileNotFoundError):  # it may have been deleted since
-                if each := self._metrics(step):
-                    scored.append((sign * best_fn(each), step))
+            if each := self.metrics(step):
+                scored.append((sign * best_fn(each), step))
         return max(scored)[1] if scored else None
 
-    def _metrics(self, step: int) -> dict[str, float]:
-        if self._saving is not None and self._saving.step == step:
-            return self._saving.metrics
-        with orbax_errors():
-            return self.native.metrics(step)
-
     def began(self, step: int) -> datetime:
-        """Returns when the save of a step began; now, for a step that is not there any more."""
-        if self._saving is not None and step in self._in_flight():
-            return self._saving.at
-        try:
-            started_s = self.native.structure(step).started_s
-        except (StepNotFound, TreeMismatch):
-            return datetime.now(UTC)
-        return datetime.fromtimestamp(started_s or 0.0, UTC)
+        """Returns when the save of a step began; the time of the first question, for a step that
+        cannot be read.
+        """
+        if step not in self._times:
+            started_s = time.time()
+            with contextlib.suppress(CheckpointError):
+                started_s = self.native.structure(step).started_s or 0.0
+            self._times[step] = datetime.fromtimestamp(started_s, UTC)
+        return self._times[step]
 
     def metrics(self, step: int) -> dict[str, float] | None:
-        """Returns the metrics of a step, None where it has none."""
-        return self._metrics(step) or None
+        """Returns the metrics of a step, None where it has none, or is not there."""
+        if step in self._begun:
+            return self._begun[step] or None
+        with contextlib.suppress(StepNotFound):
+            return self.native.metrics(step) or None
+        return None
 
     def reload(self) -> None:
         """Sees steps that others wrote. Waits for the save in flight."""
-        with orbax_errors():
-            self.native.close()
-            self.native = self._open()
+        self.native.reload()
+        self._begun = {}
 
     def delete(self, step: int) -> None:
         """Deletes a step of holdfast's; a manager that only reads does nothing."""
@@ -274,6 +262,7 @@ class CheckpointManager(AbstractCheckpointManager):
             if is_primary_host(0) and not self._trash.put_aside(step):
                 raise OSError(f"step {step} could not be put into {self._options.todelete_subdir}")
             self.native.delete(step)
+        self._begun.pop(step, None)
 
     # --- saving
 
@@ -307,7 +296,7 @@ class CheckpointManager(AbstractCheckpointManager):
         if items is None and args is None:
             raise ValueError("save: give args")
         given = self._composite(self._legacy(items, save_kwargs, "save") if args is None else args)
-        if self._options.read_only:
+        if self._options.read_only or not (force or self.should_save(step)):
             return False
         to_save = {
             name: standard.to_save(f"{CALL}.save", each, self._handler_of(name, each))
@@ -318,7 +307,8 @@ class CheckpointManager(AbstractCheckpointManager):
         self._known |= to_save.keys()
         if not self._keeps_metrics():
             metrics = None
-        return self.save_items(step, to_save, metrics, custom_metadata, force=bool(force))
+        self.save_items(step, to_save, metrics, custom_metadata)
+        return True
 
     def _handler_of(self, name: str, args: Any) -> Any:
         return handler_in(self._registry, name, args) or self._handlers.get(name)
@@ -337,33 +327,31 @@ class CheckpointManager(AbstractCheckpointManager):
         metrics: Any,
         metadata: Any,
         *,
-        force: bool = False,
         overwrite: bool = False,
-    ) -> bool:
-        """Starts to save items of holdfast's, with all their metrics.
-
-        Returns False where no save is wanted.
-        """
-        began = datetime.now(UTC)
+    ) -> SaveHandle:
+        """Starts to save items of holdfast's, with all their metrics, whatever the policy says."""
         numbers = self._numbers(metrics)
-        if not (force or overwrite) and not self._is_next(step):
-            return False
+        begun = {step: numbers or {}}
+        self._times[step] = datetime.now(UTC)
         with orbax_errors():
-            wanted = self.native.save(
-                step,
-                items=items,
-                metrics=numbers,
-                metadata=metadata,
-                force=force,
-                overwrite=overwrite,
-            )
-            if not wanted:
-                return False
-            self._handle = wanted
-            self._saving = _Begun(step, numbers or {}, began)
-            if not self._options.enable_async_checkpointing:
-                self.native.wait_until_finished()
-        return True
+            try:
+                handle = self.native.save(
+                    step,
+                    items=items,
+                    metrics=numbers,
+                    metadata=metadata,
+                    force=True,
+                    overwrite=overwrite,
+                )
+                if not self._options.enable_async_checkpointing:
+                    self.native.wait_until_finished()
+            except CheckpointError as error:
+                if error.step not in (None, step):
+                    self._begun = begun  # the error is an earlier save's: this one has begun
+                raise
+        self._handle = handle
+        self._begun = begun
+        return handle
 
     def _numbers(self, metrics: Any) -> dict[str, float] | None:
         """Returns metrics as numbers."""
@@ -536,6 +524,7 @@ class CheckpointManager(AbstractCheckpointManager):
         """Calls the save in flight off; blocks until it has ended. One that commits goes on."""
         if self._handle is not None:
             cancel(self._handle)
+            self._begun = {}
 
     def check_for_errors(self) -> None:
         """Raises the error of a save that failed, once."""

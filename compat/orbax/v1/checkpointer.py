@@ -151,19 +151,20 @@ class Checkpointer:
                 f"Step {step} already exists in {self.directory}; pass overwrite=True to"
                 " replace it."
             )
+        if not (force or overwrite or self.should_save(step)):
+            return None
         try:
             with checkpoints_lib.handled(checkpointables):
-                wanted = self._manager.save_items(
+                handle = self._manager.save_items(
                     step,
                     checkpoints_lib.to_items(checkpointables, self._context),
                     metrics,
                     custom_metadata,
-                    force=force,
                     overwrite=overwrite,
                 )
         except StepIsThereError as error:  # another manager has saved it
             raise StepAlreadyExistsError(str(error)) from error
-        return AsyncResponse(self._wait, True) if wanted else None
+        return AsyncResponse.of(handle, True)
 
     # --- loading
 
@@ -275,11 +276,7 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Blocks until no save is in flight; raises the error of one that failed."""
-        self._wait(None)
-
-    def _wait(self, timeout_s: float | None) -> None:
-        with orbax_errors():
-            self._manager.native.wait_until_finished(timeout_s)
+        self._manager.wait_until_finished()
 
     def reload(self) -> None:
         """Sees steps that others wrote."""

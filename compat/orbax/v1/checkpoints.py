@@ -102,12 +102,7 @@ def save_checkpointables_async(
             metadata=custom_metadata,
             timeout_s=current().timeout_s,
         )
-
-    def wait(timeout_s: float | None) -> None:
-        with orbax_errors():
-            handle.wait(timeout_s)
-
-    return AsyncResponse(wait, None)
+    return AsyncResponse.of(handle, None)
 
 
 def save(path: Any, state: Any, *, checkpointable_name: str = STATE, **options: Any) -> None:

@@ -10,10 +10,10 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from holdfast.checkpoint import ItemStructure, Structure
+from holdfast.checkpoint import ItemStructure, SaveHandle, Structure
 from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct
 
-from ..handling.items import plain
+from ..handling.items import orbax_errors, plain
 from ..metadata import StorageMetadata, custom_metadata_of, nanoseconds, shard_shape_of
 from ..own_handlers import to_path
 from ..trees.shardings import ShardingMetadata, describe_sharding
@@ -32,6 +32,16 @@ class AsyncResponse(Generic[T]):
     def done(cls, value: T) -> AsyncResponse[T]:
         """Returns the response of a call that has blocked for its value."""
         return cls(lambda timeout: None, value)
+
+    @classmethod
+    def of(cls, handle: SaveHandle, value: T) -> AsyncResponse[T]:
+        """Returns the response of a save."""
+
+        def wait(timeout_s: float | None) -> None:
+            with orbax_errors():
+                handle.wait(timeout_s)
+
+        return cls(wait, value)
 
     def result(self, timeout: float | None = None) -> T:
         """Blocks until it is done and returns its value; raises its error."""

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from holdfast.checkpoint import SaveHandle
+from holdfast.checkpoint import SaveCancelled, SaveHandle
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.compat import orbax as ours
 from holdfast.compat.orbax import v1 as ours_v1
@@ -75,7 +75,9 @@ def test_a_step_is_called_off(tmp_path: Path, held: threading.Event) -> None:
     with ours_v1.training.Checkpointer(tmp_path) as checkpointer:
         response = checkpointer.save_async(0, TREE)
         checkpointer.cancel()
-        response.result()
+        assert response is not None
+        with pytest.raises(SaveCancelled):
+            response.result()
         assert list(checkpointer.checkpoints) == []
         checkpointer.save(1, TREE)
         checkpointer.save(2, TREE)

@@ -20,6 +20,7 @@ import pytest
 from flax import nnx
 
 from holdfast.checkpoint import CheckpointManager as NativeManager
+from holdfast.checkpoint import SaveFailed
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.compat import orbax as ours
 from tests.support.orbax_programs import assert_equal, outcome, run_both
@@ -503,6 +504,35 @@ def test_steps_are_called_alike(tmp_path: Path) -> None:
         assert (tmp_path / "more" / "ckpt_000020").is_dir()
 
 
+def _refused(*given: Any, **more: Any) -> None:
+    raise PermissionError("not here")
+
+
+def test_a_manager_goes_on_after_a_save_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its step counts for decisions, since not all processes have heard of the failure, until
+    `reload`, which keeps the error for later.
+    """
+    policy = ours.checkpoint_managers.save_decision_policy.InitialSavePolicy()
+    options = ours.CheckpointManagerOptions(save_decision_policy=policy)
+    args = ours.args.StandardSave({"x": jnp.ones(2)})
+    with ours.CheckpointManager(tmp_path, options=options) as manager:
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalStorage, "write", _refused)
+            assert manager.save(1, args=args)
+            assert not manager.should_save(2)
+            while manager.is_saving_in_progress():
+                pass
+        assert not manager.should_save(2) and manager.all_steps() == []
+        manager.reload()
+        with pytest.raises(SaveFailed, match="not here"):
+            manager.check_for_errors()
+        assert manager.save(2, args=args)
+        manager.wait_until_finished()
+        assert manager.all_steps() == [2]
+
+
 def test_metrics_stay_beside_a_policy_that_asks_for_none(tmp_path: Path) -> None:
     """`best_fn` is asked for the best step, whatever says which ones stay."""
 
@@ -524,3 +554,63 @@ def test_metrics_stay_beside_a_policy_that_asks_for_none(tmp_path: Path) -> None
         return found
 
     assert run_both(program, tmp_path) == [(2, {"loss": 1.0})] * 2
+
+
+def test_a_step_that_is_not_wanted_is_not_prepared(tmp_path: Path) -> None:
+    """Neither its items nor its metrics are looked at, in a manager that only reads too."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        options = ocp.CheckpointManagerOptions(
+            save_interval_steps=10, best_fn=lambda metrics: metrics["loss"]
+        )
+        reader = ocp.CheckpointManagerOptions(read_only=True)
+        bad = {"args": ocp.args.StandardSave(None), "metrics": {"loss": object()}}
+        with ocp.CheckpointManager(root, options=options) as manager:
+            manager.save(0, args=ocp.args.StandardSave({"x": 1}), metrics={"loss": 1.0})
+            found = [manager.save(step, **bad) for step in (0, 1)]
+            manager.wait_until_finished()
+        with ocp.CheckpointManager(root, options=reader) as manager:
+            return [*found, manager.save(20, **bad)]
+
+    assert run_both(program, tmp_path) == [False] * 3
+
+
+def test_metrics_of_a_step_that_is_not_there(tmp_path: Path) -> None:
+    """They are None, of the one that was saved last too."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        options = ocp.CheckpointManagerOptions(best_fn=lambda metrics: metrics["loss"])
+        with ocp.CheckpointManager(root, options=options) as manager:
+            manager.save(1, args=ocp.args.StandardSave({"x": 1}), metrics={"loss": 1.0})
+            manager.wait_until_finished()
+            before = manager.metrics(1), manager.metrics(7)
+            manager.delete(1)
+            return before, manager.metrics(1), manager.best_step(), manager.should_save(1)
+
+    assert run_both(program, tmp_path) == (({"loss": 1.0}, None), None, None, True)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_decision_by_the_time_reads_the_newest_step_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    """Each training step asks. Where its record is damaged the time counts from the question on."""
+    args = ours.args.StandardSave({"x": 1})
+    with ours.CheckpointManager(tmp_path) as manager:
+        manager.save(1, args=args)
+    if damaged:
+        (tmp_path / "1" / "checkpoint.json").write_text("{")
+    policies = ours.checkpoint_managers.save_decision_policy
+    policy = policies.ContinuousCheckpointingPolicy(minimum_interval_secs=3600)
+    options = ours.CheckpointManagerOptions(save_decision_policy=policy)
+    read: list[int] = []
+    with ours.CheckpointManager(tmp_path, options=options) as manager:
+        structure = manager.native.structure
+
+        def counted(step: int) -> Any:
+            read.append(step)
+            return structure(step)
+
+        monkeypatch.setattr(manager.native, "structure", counted)
+        assert [manager.save(step, args=args) for step in (2, 3, 4)] == [False] * 3
+    assert read == [1]

@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from holdfast.checkpoint import SaveFailed
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.compat.orbax import v1 as ours
 from tests.support.orbax_programs import outcome, run_both
@@ -130,3 +131,39 @@ def test_what_is_not_covered_says_what_to_do(tmp_path: Path) -> None:
         pytest.raises(NotImplementedError, match=r"delete.*whole step"),
     ):
         checkpointer.delete(0, checkpointable_name="x")
+
+
+def _refused(*given: Any, **more: Any) -> None:
+    raise PermissionError("not here")
+
+
+def test_a_response_is_of_its_own_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises the error of a save that failed, though `wait` has raised it, and another one has
+    ended since.
+    """
+    tree = {"w": jnp.zeros(2)}
+    with ours.training.Checkpointer(tmp_path / "run") as checkpointer:
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalStorage, "write", _refused)
+            failed = checkpointer.save_async(1, tree)
+            with pytest.raises(SaveFailed, match="not here"):
+                checkpointer.wait()
+        assert checkpointer.save(2, tree)
+        assert failed is not None
+        for _ in range(2):
+            with pytest.raises(SaveFailed, match="not here"):
+                failed.result()
+
+
+def test_a_step_that_is_not_wanted_is_not_prepared(tmp_path: Path) -> None:
+    """Nothing of it is looked at."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        policy = ocp.training.save_decision_policies.FixedIntervalPolicy(2)
+        with ocp.training.Checkpointer(root, save_decision_policy=policy) as checkpointer:
+            checkpointer.save(0, {"w": jnp.ones(2)})
+            bad: Any = {"metrics": {"loss": object()}}
+            state = {"w": jnp.ones(2)}
+            return checkpointer.save(1, state, **bad), checkpointer.save_async(3, state, **bad)
+
+    assert run_both(program, tmp_path, v1=True) == (False, None)
