@@ -98,15 +98,15 @@ def to_save(call: str, args: Any) -> Any:
     save_args = getattr(args, "save_args", None)
     if save_args is None:
         return item
-    is_leaf = lambda node: isinstance(node, args_lib.SaveArgs)  # noqa: E731
-    casts = jax.tree.leaves(save_args, is_leaf=is_leaf)
+    casts = _by_path(FlatTree.of(save_args))
     flat = FlatTree.of(item)
-    if len(casts) != len(flat.leaves):
+    unknown = sorted(casts.keys() - {*flat.paths})
+    if unknown:
         raise ValueError(
-            f"{call}: save_args has {len(casts)} leaves, the item {len(flat.leaves)}; expected one"
-            " for each"
+            f"{call}: save_args has leaves that the item lacks: {listed(unknown)}; expected one, or"
+            " None, for each of the item's"
         )
-    return flat.with_leaves([*map(args_lib.cast, flat.leaves, casts)]).tree()
+    return flat.with_leaves([*map(args_lib.cast, flat.leaves, map(casts.get, flat.paths))]).tree()
 
 
 def _unknown(call: str, args: Any) -> ValueError:
@@ -298,7 +298,8 @@ def restore_tree(
     if target is not None:
         flat = FlatTree.of(_mark_nones(target, saved))
     leaves = _by_path(flat)
-    args = {} if restore_args is None else _by_path(FlatTree.of(_tree(restore_args)))
+    given = {} if restore_args is None else _by_path(FlatTree.of(_tree(restore_args)))
+    args = {path: _typed(saved.get(path), each) for path, each in given.items()}
     as_saved = as_saved or target is None
     likes = []
     for path, leaf in leaves.items():
@@ -316,17 +317,27 @@ def restore_tree(
     value = flat.with_leaves(likes).tree()
     if not leaves or len(left_out) < len(leaves):
         value = item.read(value, partial=chosen, cast=True)
-    if target is None:
-        return plain(value)
+    numbers = {
+        path: each.restore_type
+        for path, each in args.items()
+        if each.restore_type in NUMBERS and path not in left_out
+    }
     # With the Nones and the numbers of the target.
     found = FlatTree.of(value)
     ended = [
-        _as_asked(item, path, asked, leaf, as_saved=as_saved)
+        _as_asked(
+            item,
+            path,
+            numbers.get(path, asked),
+            leaf,
+            as_saved=as_saved and path not in numbers,
+        )
         for (path, asked), leaf in zip(leaves.items(), found.leaves, strict=True)
     ]
     if fits_shapes:
         ended = [*map(_fitted, ended, flat.leaves)]
-    return found.with_leaves(ended).tree()
+    value = found.with_leaves(ended).tree()
+    return plain(value) if target is None else value
 
 
 # Stands for a None in a target where a leaf was saved: it is not read.
@@ -387,7 +398,7 @@ def _like(saved: Any, target: Any, args: Any, as_saved: bool) -> Any:
     """Returns what a leaf is to be like."""
     if _is_left_out(target) or saved is None:
         return target
-    if args is not None and (args.restore_type is not None or args.dtype is not None):
+    if args is not None and args.restore_type is not None:
         return _like_args(saved, args)
     if isinstance(target, StringMetadata):
         return ""
@@ -448,9 +459,26 @@ def _like_number(saved: Any, target: Any) -> Any:
     return target
 
 
+def _typed(saved: Any, args: args_lib.RestoreArgs) -> args_lib.RestoreArgs:
+    """Returns the arguments of a leaf with its type: with a dtype alone it stays what it is."""
+    if args.restore_type is not None or args.dtype is None:
+        return args
+    kind: Any = jax.Array
+    if isinstance(saved, NUMBERS):
+        kind = type(np.dtype(args.dtype).type(0).item())
+    elif isinstance(saved, HostShapeDtypeStruct):
+        kind = np.ndarray
+    elif not hasattr(saved, "shape"):
+        kind = type(saved)
+    return args_lib.RestoreArgs(kind, args.dtype)
+
+
 def _like_args(saved: Any, args: Any) -> Any:
-    if args.restore_type in (int, float, bool, str, complex, bytes):
-        return args.restore_type()
+    kind = args.restore_type
+    if kind in NUMBERS:
+        return _like_number(saved, kind())
+    if kind in (str, bytes):
+        return kind()
     if not hasattr(saved, "shape"):
         saved = np.asarray(saved)
     dtype = saved.dtype if args.dtype is None else args.dtype
@@ -460,7 +488,7 @@ def _like_args(saved: Any, args: Any) -> Any:
             "ArrayRestoreArgs(strict=False)",
             "nothing is padded or cut; restore the saved shape and slice it",
         )
-    if args.restore_type is np.ndarray:
+    if kind is np.ndarray:
         return _on_host(shape, dtype)
     given = sharding_of(getattr(args, "sharding", None))
     return _on_devices(tuple(shape), dtype, given or getattr(saved, "sharding", None))

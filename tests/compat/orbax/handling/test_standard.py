@@ -210,3 +210,39 @@ def test_files_beside_the_bases_are_refused(tmp_path: Path) -> None:
             pytest.raises(NotImplementedError, match=rf"{message}.*from-orbax"),
         ):
             checkpointer.save(tmp_path / "a", args=ours.args.StandardSave(TREE))
+
+
+def test_a_dtype_alone_keeps_what_a_leaf_is(tmp_path: Path) -> None:
+    """Host arrays stay on the host, numbers numbers, and texts as they are."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        tree = {"np": np.arange(3.0), "f": 2.5, "i": 3, "s": "text", "jax": jnp.arange(3.0)}
+        found = []
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            checkpointer.save(root / "a", tree)
+            for item in (None, tree):
+                args = dict.fromkeys(tree, ocp.RestoreArgs(dtype=np.float16))
+                found.append(checkpointer.restore(root / "a", item=item, restore_args=args))
+        return found
+
+    run_both(program, tmp_path)
+
+
+def test_save_args_are_for_the_leaves_of_their_paths(tmp_path: Path) -> None:
+    """None is for one that is saved as it is."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        tree = {"a": jnp.ones(2), "b": [jnp.ones(2), jnp.ones(2)], "n": None}
+        half = ocp.SaveArgs(dtype=jnp.dtype("bfloat16"))
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            save_args = {"a": None, "b": [None, half], "n": None}
+            checkpointer.save(root / "a", tree, save_args=save_args)
+            return checkpointer.restore(root / "a")
+
+    run_both(program, tmp_path)
+    args = ours.args.PyTreeSave({"a": jnp.ones(2)}, save_args={"c": ours.SaveArgs()})
+    with (
+        ours.PyTreeCheckpointer() as checkpointer,
+        pytest.raises(ValueError, match=r"save_args .*'c'"),
+    ):
+        checkpointer.save(tmp_path / "c", args)
