@@ -475,10 +475,8 @@ def _typed(saved: Any, args: args_lib.RestoreArgs) -> args_lib.RestoreArgs:
 
 def _like_args(saved: Any, args: Any) -> Any:
     kind = args.restore_type
-    if kind in NUMBERS:
-        return _like_number(saved, kind())
-    if kind in (str, bytes):
-        return kind()
+    if kind in (*NUMBERS, str, bytes):
+        return _like_type(saved, kind)
     if not hasattr(saved, "shape"):
         saved = np.asarray(saved)
     dtype = saved.dtype if args.dtype is None else args.dtype

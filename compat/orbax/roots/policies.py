@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -363,10 +363,11 @@ class AskToSave:
     previous: Callable[[], Sequence[PolicyCheckpointInfo]]
     saving: Callable[[], bool]
     processes: Any
-    uses_clock: bool = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.uses_clock = bool(getattr(self.policy, "uses_clock", False))
+    @property
+    def uses_clock(self) -> bool:
+        """Whether a clock is part of the answer."""
+        return bool(getattr(self.policy, "uses_clock", False))
 
     def wants(self, context: PolicyContext) -> str:
         """Returns the policy's name where it wants the step."""
