@@ -22,7 +22,10 @@ from .metadata import ArrayMetadata, ScalarMetadata, StringMetadata
 from .refusals import PATHS, check_options, refuse, refusing
 
 # How steps are called, and where snapshots go: of no effect, steps are found by their numbers.
-NAMES = "ignore_snapshot_errors snapshot_dir step_format_fixed_length step_name_format step_prefix"
+NAMES = (
+    "ignore_snapshot_errors set_immutable snapshot_dir step_format_fixed_length step_name_format"
+    " step_prefix"
+)
 
 
 class _Durations:

@@ -167,6 +167,12 @@ class StandardCheckpointer(AsyncCheckpointer):
         handler = standard.StandardCheckpointHandler(**options)
         super().__init__(handler, async_options=async_options, **own)
 
+    def save(
+        self, directory: str | os.PathLike[str], state: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """Saves a tree."""
+        super().save(directory, state, *args, **kwargs)
+
     def restore(
         self,
         directory: str | os.PathLike[str],

@@ -59,7 +59,7 @@ def test_steps_are_listed_and_waited_for(tmp_path: Path) -> None:
             timer = threading.Timer(0.2, save, [2])
             timer.start()
             wait = ocp.checkpoint_utils.wait_for_new_checkpoint
-            with wait(root, until_step=2, timeout=60) as waited:
+            with wait(root, until_step=2, timeout=60, set_immutable=False) as waited:
                 timer.join()
             return (
                 first,

@@ -38,7 +38,10 @@ def test_trees(tmp_path: Path) -> None:
         for name in ("StandardCheckpointer", "PyTreeCheckpointer"):
             with getattr(ocp, name)() as checkpointer:
                 wait = getattr(checkpointer, "wait_until_finished", lambda: None)
-                checkpointer.save(root / name, state())
+                by_name = (
+                    {"state": state()} if name == "StandardCheckpointer" else {"item": state()}
+                )
+                checkpointer.save(root / name, **by_name)
                 wait()
                 again = outcome(
                     lambda checkpointer=checkpointer, path=root / name: checkpointer.save(
