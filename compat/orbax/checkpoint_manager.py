@@ -8,7 +8,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -27,11 +27,12 @@ from holdfast.checkpoint import (
     structure,
 )
 from holdfast.checkpoint import CheckpointManager as NativeManager
+from holdfast.checkpoint.agreement.exchange import ask_primary
 from holdfast.checkpoint.layouts.detect import find_steps, newest_step
 from holdfast.checkpoint.manager import finish_all_at_exit
 from holdfast.checkpoint.steps.claims import FOLDER as CLAIMS
 from holdfast.checkpoint.storage.path import absolute, open_storage
-from holdfast.multihost import is_primary_host, sync_global_processes
+from holdfast.multihost import coordination_timeout, default_group, is_primary_host
 
 from .args import CheckpointArgs, CheckpointHandler  # noqa: F401
 from .checkpointers import AbstractCheckpointer, AsyncCheckpointer, Checkpointer  # noqa: F401
@@ -125,10 +126,14 @@ class CheckpointManager(AbstractCheckpointManager):
         self._trash = Trash(directory, None if read_only else self._options.todelete_subdir)
         self.native = self._open()
         self._metadata = metadata
-        if metadata is not None and self._options.save_root_metadata and not read_only:
-            if is_primary_host(0):
-                write_root_metadata(directory, metadata)
-            sync_global_processes("holdfast.compat.orbax.root_metadata")
+        # Not all processes need give it.
+        if self._options.save_root_metadata and not read_only:
+            self._at_primary("metadata", lambda: write_root_metadata(directory, metadata))
+
+    def _at_primary(self, what: str, answer: Callable[[], Any]) -> Any:
+        """Returns what the primary answers, on every process, or raises its error there."""
+        name = f"holdfast.compat.orbax/{what}/{self._directory}"
+        return ask_primary(default_group(), name, answer, coordination_timeout())
 
     def _refuse_full_path(self) -> None:
         refuse(
@@ -259,7 +264,7 @@ class CheckpointManager(AbstractCheckpointManager):
             return
         self._refuse_full_path()
         with orbax_errors():
-            if is_primary_host(0) and not self._trash.put_aside(step):
+            if not self._at_primary("aside", lambda: self._trash.put_aside(step)):
                 raise OSError(f"step {step} could not be put into {self._options.todelete_subdir}")
             self.native.delete(step)
         self._begun.pop(step, None)
@@ -316,9 +321,8 @@ class CheckpointManager(AbstractCheckpointManager):
     def _keeps_metrics(self) -> bool:
         """Says whether metrics are saved: where `best_fn` or a policy will ask for them."""
         options = self._options
-        policy = options.preservation_policy
-        is_asked = policy is not None and asks_for_metrics(policy)
-        return not options.prevent_write_metrics and (is_asked or options.best_fn is not None)
+        is_asked = options.best_fn is not None or asks_for_metrics(options.keep_policy())
+        return is_asked and not options.prevent_write_metrics
 
     def save_items(
         self,

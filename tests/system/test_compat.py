@@ -30,3 +30,13 @@ def test_handlers_of_two_processes_write_together(tmp_path: Path) -> None:
     script = program("compat_handlers_two_processes_write")
     run_together(script, 2, tmp_path)
     assert load(tmp_path / "1", item="own") == {"of 0": b"0", "of 1": b"10"}
+
+
+def test_what_one_process_alone_has_holds_up_no_other(tmp_path: Path) -> None:
+    """Metadata of the root is the primary's; a step that it cannot put aside stays, and all say
+    so.
+    """
+    script = program("compat_what_one_process_alone_has")
+    told = ["metadata {'run': 'a'}", "error step 1 could not be put into trash", "steps [1]"]
+    for output in run_together(script, 2, tmp_path, timeout_s=40):
+        assert [line for line in output.splitlines() if line in told] == told, output

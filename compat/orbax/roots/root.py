@@ -28,9 +28,13 @@ METADATA_ONCE = "metadata/metadata"  # as Orbax called it once
 _METADATA_BYTES = 1 << 24
 
 
-def write_root_metadata(directory: str | os.PathLike[str], metadata: Mapping[str, Any]) -> None:
-    """Writes the metadata of a root where it has none. Blocks; for the primary."""
-    if read_root_metadata(directory) is not None:
+def write_root_metadata(
+    directory: str | os.PathLike[str], metadata: Mapping[str, Any] | None
+) -> None:
+    """Writes the metadata of a root, where it has none and some is given. Blocks; for the
+    primary.
+    """
+    if metadata is None or read_root_metadata(directory) is not None:
         return
     about = {"internal_metadata": {}, "custom_metadata": dict(metadata)}
     data = json.dumps(about).encode()
