@@ -41,7 +41,7 @@ MOST_TOKENS = {
     "multihost": 47.9,
     "checkpoint": 197.1,
     "launch": 53.4,
-    "compat": 35.5,
+    "compat": 35.8,
     "web": 8.9,
     "cli": 21.6,
 }
