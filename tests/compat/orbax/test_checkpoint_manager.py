@@ -614,3 +614,26 @@ def test_a_decision_by_the_time_reads_the_newest_step_once(
         monkeypatch.setattr(manager.native, "structure", counted)
         assert [manager.save(step, args=args) for step in (2, 3, 4)] == [False] * 3
     assert read == [1]
+
+
+def test_a_save_that_tells_of_an_earlier_one_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its step counts for decisions, as on the processes that have not heard of the failure. One
+    that is refused does not.
+    """
+    args = ours.args.StandardSave({"x": jnp.ones(2)})
+    with ours.CheckpointManager(tmp_path) as manager:
+        with pytest.raises(ValueError, match="object"):
+            manager.save(1, args=ours.args.StandardSave({"x": object()}))
+        assert manager.should_save(1)
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalStorage, "write", _refused)
+            assert manager.save(1, args=args)
+            while manager.is_saving_in_progress():
+                pass
+        with pytest.raises(SaveFailed, match="not here"):
+            manager.save(2, args=args)
+        assert manager.steps_to_decide_by() == [2] and not manager.should_save(2)
+        manager.wait_until_finished()
+        assert manager.all_steps() == [2]
