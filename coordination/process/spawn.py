@@ -122,10 +122,13 @@ def _first_line(process: Child[bytes], what: str, timeout_s: float) -> tuple[str
     """Returns the first line, and the address in it, "" where it is no "`what` at ADDRESS"."""
     assert process.stdout is not None
     deadline = Deadline(timeout_s)
+    # Not `select.select`, which takes no descriptor above 1023: the program may have many files.
+    readable = select.poll()
+    readable.register(process.stdout, select.POLLIN)
     printed = b""
     while not printed.endswith(b"\n"):
-        readable, _, _ = select.select([process.stdout], [], [], deadline.remaining_s())
-        chunk = os.read(process.stdout.fileno(), 4096) if readable else b""
+        is_there = readable.poll(min(1000 * deadline.remaining_s(), 1 << 30))
+        chunk = os.read(process.stdout.fileno(), 4096) if is_there else b""
         if not chunk:
             break
         printed += chunk

@@ -125,7 +125,9 @@ class BackgroundStream(io.TextIOBase):
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
             except BlockingIOError:  # a terminal that another program made non-blocking
-                select.select([], [self._descriptor], [])
+                writable = select.poll()
+                writable.register(self._descriptor, select.POLLOUT)
+                writable.poll()
 
 
 def _in_background(stream: TextIO, beside: TextIO | None = None) -> TextIO:

@@ -53,7 +53,9 @@ class Launcher:
 
     def has_told(self) -> bool:
         """Returns whether the program is to begin already."""
-        return bool(select.select([self._socket], [], [], 0)[0])
+        told = select.poll()
+        told.register(self._socket, select.POLLIN)
+        return bool(told.poll(0))
 
     def wait(self) -> dict[str, Any]:
         """Blocks until the program is to begin; ends the process when the launcher is gone."""

@@ -4,7 +4,9 @@ themselves.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -58,6 +60,18 @@ def test_a_programs_modules_stop_no_server(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     with CoordinationService.spawn(1) as service, CoordinationClient(service.address, 0) as client:
         client.key_value_set("a", "b")
+
+
+def test_a_program_with_many_files_starts_one() -> None:
+    """More than `select` takes: 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        with CoordinationService.spawn(1) as service:
+            assert service.address
 
 
 def test_a_taken_port_is_refused() -> None:

@@ -95,9 +95,10 @@ class Disk:
         *,
         faults: tuple[str, ...] = (),
         done: Callable[[T], None] | None = None,
+        lost: Callable[[T], None] | None = None,
         late: Callable[[], None] | None = None,
     ) -> T:
-        """Does a call as a step."""
+        """Does a call as a step. What it returns is `lost` where it fails after it was done."""
         task = current_task()
         assert task is not None
         world = self.world
@@ -115,6 +116,8 @@ class Disk:
             found = do()
             if done is not None:
                 done(found)
+            if lost is not None:
+                lost(found)
         elif variant == LATE:
             assert late is not None
             late()
@@ -282,7 +285,15 @@ def _open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
             _failed(error, key)
             raise
 
-    return disk.call("create", key, _changes(key), create, faults=(BEFORE, AFTER), done=opened)
+    return disk.call(
+        "create",
+        key,
+        _changes(key),
+        create,
+        faults=(BEFORE, AFTER),
+        done=opened,
+        lost=_close,  # nobody knows the descriptor
+    )
 
 
 def _close(file: int) -> None:
