@@ -112,6 +112,15 @@ def _no_defect_of_a_coordinator(request: pytest.FixtureRequest) -> Iterator[None
                 assert "Traceback" not in text, f"{parent}/{name}:\n{text}"
 
 
+@pytest.fixture(autouse=True)
+def _gives_descriptors_back() -> Iterator[None]:
+    """Fails a test that leaves many open: the next ones would not have enough."""
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    left = len(os.listdir("/proc/self/fd")) - before
+    assert left < 200, f"{left} descriptors more are open than before"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> object:
     faulthandler.dump_traceback_later(settings.timeout + UNHEEDED_S, exit=True, file=sys.__stderr__)
