@@ -123,22 +123,30 @@ def status(  # each option is a parameter, as click has it
         refuse({"--interval-s": "is between two polls: add --watch"})
     try:
         target = _target(address, files, as_json=as_json)
-        if watch:
-            target.watch(as_json, interval_s, timeout_s)
-        with target.client(timeout_s) as client:
-            if stacks:
-                _print_stacks(client, as_json)
-            elif events or since is not None:
-                _print_events(client, as_json, since)
-            else:
-                _show([_look(client)], as_json)
-    except CoordinationError as error:
-        raise _failure(target.address, error, time.monotonic() - target.asked_s) from None
+        try:
+            if watch:
+                target.watch(as_json, interval_s, timeout_s)
+            _show_once(target.client(timeout_s), as_json, stacks, events, since)
+        except CoordinationError as error:
+            raise _failure(target, error) from None
     except (HoldfastError, ValueError) as error:
-        raise Failure(str(error)) from None
+        raise Failure(printable(str(error), lines=True)) from None
     except KeyboardInterrupt:
         if not watch:
             raise
+
+
+def _show_once(
+    client: StatusClient, as_json: bool, stacks: bool, events: bool, since_s: float | None
+) -> None:
+    with client:
+        if stacks:
+            _print_stacks(client, as_json)
+        elif events or since_s is not None:
+            _print_events(client, as_json, since_s)
+        else:
+            now = gather(client)
+            _show([(now.status, diagnose(now))], as_json)
 
 
 @dataclass
@@ -218,12 +226,14 @@ def _target(address: str | None, files: Mapping[str, str | None], *, as_json: bo
     return _Target(address, credentials_of(address, files))
 
 
-def _failure(address: str, error: CoordinationError, tried_s: float) -> Failure:
+def _failure(target: _Target, error: CoordinationError) -> Failure:
     """Returns what was tried, for how long, and what the kernel says to one more connection."""
+    address = target.address
     if error.code not in _NO_ANSWER:
         return Failure(printable(f"{address}: {error}", lines=True))
     if (ended := how_it_ended(address)) is not None:
         return Failure(printable(str(ended), lines=True), EXIT_NOTHING)
+    tried_s = time.monotonic() - target.asked_s
     why = _try_to_connect(address)
     tried = f"no coordinator answered a status request within {tried_s:.1f} s"
     return Failure(printable(f"{address}: {tried}; connecting: {why}"), EXIT_NOTHING)
@@ -275,11 +285,6 @@ def _print_events(client: StatusClient, as_json: bool, since_s: float | None) ->
     for event in fold_saves(events):
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.unix_s))
         click.echo(printable(f"{when} {event.kind:<11} {event.text}"))
-
-
-def _look(client: StatusClient) -> _Look:
-    now = gather(client)
-    return now.status, diagnose(now)
 
 
 def _show(looks: Iterable[_Look], as_json: bool, *, watch: bool = False) -> None:
