@@ -407,7 +407,7 @@ class EndAttemptRequest(_message.Message):
     def __init__(self, why: _Optional[str] = ..., next: _Optional[_Union[NextAttempt, _Mapping]] = ..., notice: _Optional[str] = ..., grow: bool = ...) -> None: ...
 
 class NextAttempt(_message.Message):
-    __slots__ = ("attempt", "coordinator", "staying", "why", "saving", "num_processes", "places")
+    __slots__ = ("attempt", "coordinator", "staying", "why", "saving", "num_processes", "places", "startup_timeout_s")
     class PlacesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -422,6 +422,7 @@ class NextAttempt(_message.Message):
     SAVING_FIELD_NUMBER: _ClassVar[int]
     NUM_PROCESSES_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
+    STARTUP_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     coordinator: str
     staying: _containers.RepeatedScalarFieldContainer[int]
@@ -429,7 +430,8 @@ class NextAttempt(_message.Message):
     saving: _containers.RepeatedScalarFieldContainer[int]
     num_processes: int
     places: _containers.MessageMap[int, Place]
-    def __init__(self, attempt: _Optional[int] = ..., coordinator: _Optional[str] = ..., staying: _Optional[_Iterable[int]] = ..., why: _Optional[str] = ..., saving: _Optional[_Iterable[int]] = ..., num_processes: _Optional[int] = ..., places: _Optional[_Mapping[int, Place]] = ...) -> None: ...
+    startup_timeout_s: float
+    def __init__(self, attempt: _Optional[int] = ..., coordinator: _Optional[str] = ..., staying: _Optional[_Iterable[int]] = ..., why: _Optional[str] = ..., saving: _Optional[_Iterable[int]] = ..., num_processes: _Optional[int] = ..., places: _Optional[_Mapping[int, Place]] = ..., startup_timeout_s: _Optional[float] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("local_rank", "local_count", "devices", "process_id")

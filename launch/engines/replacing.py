@@ -12,6 +12,7 @@ from ..supervisor.job import Event, Exited, Progressed, Rejoin, RestartPolicy, r
 from ..workers.output import Output
 from .base import NOT_STARTED, BaseEngine
 
+FOR_EVER_S = 1e8  # where a limit has to be a number
 MOST_LOOKS = 4
 """At so many processes that are late: each takes up to 6 s."""
 
@@ -80,6 +81,7 @@ class ReplacingEngine(BaseEngine):
             saving=sorted(map(action.number_before, action.saving)),
             why=f"attempt {action.attempt - 1} is over: {action.why}",
             num_processes=action.num_processes,
+            startup_timeout_s=min(self._policy.startup_timeout_s, FOR_EVER_S),
             places={
                 action.number_before(process): place
                 for process, place in self._places(action.num_processes).items()

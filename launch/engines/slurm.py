@@ -47,11 +47,10 @@ from ..workers.process import WorkerProcess, last_state
 from ..workers.secrets import JobSecrets, require_cryptography
 from ..workers.signals import passing_on
 from .base import run_job
-from .replacing import ReplacingEngine
+from .replacing import FOR_EVER_S, ReplacingEngine
 
 _LABELLED = re.compile(r"\s*(\d+): (.*)", re.DOTALL)
 _REQUEUE_WAIT_S = 120.0
-_FOR_EVER_S = 1e8
 _COMMAND_TIMEOUT_S = 60.0
 _KILLED_END_S = 10.0  # for what got SIGKILL
 _POLL_S = 0.5  # how often it looks who is lost
@@ -235,7 +234,7 @@ class SlurmEngine(ReplacingEngine):
         ]
         secrets = self._secrets.to_env() if self._secrets else {}
         # Where other steps have the nodes, srun tries again for ever.
-        limit_s = math.ceil(min(max(1.0, self._policy.startup_timeout_s), _FOR_EVER_S))
+        limit_s = math.ceil(min(max(1.0, self._policy.startup_timeout_s), FOR_EVER_S))
         step = _Step(self._attempt, processes, node, frozenset(self._lost()))
         self._steps.append(step)
         step.start(

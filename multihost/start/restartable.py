@@ -58,7 +58,8 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
     `settings` are those of `initialize()`. `train` is a function of no arguments that begins anew
     each time: it restores what was saved, makes its own data iterator, and lets every error out of
     it, with all that it opened closed. What outlives it, such as a logger, is made before.
-    When it returns, the process leaves the job, and this returns what it returned.
+    When it returns, the process leaves the job, and this returns what it returned. Whoever is
+    replaced is waited for as long as the launcher does, its `startup_timeout_s`.
 
     The launcher decides: `holdfast run`, `ray` and `slurm` replace the process that died, and this
     one is in the next attempt without a start of its own; with another number, where the job goes
@@ -98,6 +99,8 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
         _keep_out_of_collections()
         spec = _following_spec(spec, following)
         os.environ.update(spec.to_env())
+        # There may be room for who is new only later than this process would wait by itself.
+        settings["timeout_s"] = max(settings.get("timeout_s", 0.0), following.startup_timeout_s)
 
 
 def _following_spec(spec: ProcessSpec, following: NextAttempt) -> ProcessSpec:

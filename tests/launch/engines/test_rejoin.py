@@ -266,6 +266,15 @@ def test_a_loop_that_never_waits_comes_back(habit: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_who_stays_waits_for_as_long_as_the_launcher(tmp_path: Path) -> None:
+    """A host may come minutes after the one that was lost: longer than `initialize` waits."""
+    trial = Trial(tmp_path / "job")
+    trial.order([Death(1, "step", 11)])
+    result = trial.run(60, "comes late")
+    assert (result.attempts, trial.lives()) == (2, [1, 2, 1]), result.reasons
+
+
+@pytest.mark.slow
 def test_one_that_the_dead_reaches_by_way_of_others_stays(tmp_path: Path) -> None:
     """In a ring of four, process 3 waits for 0 and 2, which leave: their sockets have to close."""
     trial = Trial(tmp_path / "job")

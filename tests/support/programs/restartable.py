@@ -41,6 +41,7 @@ HABIT = sys.argv[3] if len(sys.argv) > 3 else ""
 ME = int(os.environ["HOLDFAST_PROCESS_ID"])
 ATTEMPT = os.environ["HOLDFAST_ATTEMPT"]  # that this process was started in
 LATE_LINK = FOLDER / "late-link"
+COMES_S = 15.0  # in which all others have come, where one has the habit of coming late
 CLIENTS = weakref.WeakSet[Any]()  # of all attempts so far
 
 
@@ -243,7 +244,11 @@ def train() -> float | None:
 register_storage("hangs", lambda url, _: HangingStorage(url.removeprefix("hangs://")))
 if __name__ == "__main__":  # not in a worker of its own
     die_if_told("join")
-    come_to = multihost.run_restartable(train)
+    settings = {}
+    if HABIT == "comes late":
+        settings["timeout_s"] = COMES_S
+        time.sleep(0.0 if ATTEMPT == "1" else 1.3 * COMES_S)
+    come_to = multihost.run_restartable(train, **settings)
     if come_to is None:
         note("left")
     else:
