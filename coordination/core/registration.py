@@ -206,7 +206,9 @@ class Registration:
             suspects.append(task.task_id)
         if suspects:
             who = name_processes(self._task_table.missing(suspects, now))
-            return Status(Code.UNAVAILABLE, f"whether {who} comes back is not known yet; ask again")
+            sentence = f"whether {who} comes back is not known yet; ask again"
+            # An error of the service's own would end jaxlib's client; others it tries again after.
+            return Status(Code.UNAVAILABLE, sentence, from_service=False)
         self._begin_anew(comer, now)
         self.gathered = False
         return None

@@ -22,6 +22,22 @@ def test_an_unmodified_jax_program_runs_on_four_processes() -> None:
         assert service.wait(20) == 0
 
 
+@pytest.mark.slow
+def test_a_job_is_started_again_as_a_whole() -> None:
+    """Where nobody has told of its end: who comes waits until the former processes are lost, and
+    finds nothing of theirs.
+    """
+    lives = program("unmodified_jax_lives")
+    with CoordinationService.spawn(2, recoverable=True) as service:
+        with Processes(lives, 2, arguments=[service.address, "first"], env=BIND) as first:
+            for index in range(2):
+                first.wait_for(index, "left a key")
+            for index in range(2):
+                first.kill(index)
+        outputs = run_processes(lives, 2, arguments=[service.address, "second"], env=BIND)
+    assert all("found []" in output and "together" in output for output in outputs), outputs
+
+
 SURVIVOR = program("unmodified_jax_survivor")
 
 

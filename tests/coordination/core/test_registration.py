@@ -294,7 +294,9 @@ def test_who_is_suspect_is_waited_for(comes_back: bool) -> None:
     early = driver.open(1, life=2)
     assert early is not None and early.code is Code.UNAVAILABLE and "process 0" in early.message
     agent = driver.register(2, 33)
-    assert driver.code(agent) is Code.UNAVAILABLE
+    refused = driver.answers[agent][1]
+    assert refused is not None and refused.code is Code.UNAVAILABLE
+    assert not refused.from_service, "jaxlib's client tries no further after such"
     if comes_back:
         assert driver.open(0) is None
     else:
