@@ -100,7 +100,8 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
         spec = _following_spec(spec, following)
         os.environ.update(spec.to_env())
         # There may be room for who is new only later than this process would wait by itself.
-        settings["timeout_s"] = max(settings.get("timeout_s", 0.0), following.startup_timeout_s)
+        if following.startup_timeout_s:  # an older launcher does not say it
+            settings["timeout_s"] = max(settings.get("timeout_s", 0.0), following.startup_timeout_s)
 
 
 def _following_spec(spec: ProcessSpec, following: NextAttempt) -> ProcessSpec:
