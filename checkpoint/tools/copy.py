@@ -112,8 +112,7 @@ def _copy(
     there_already = _same_files(source, target, jobs)
     for job in jobs:
         _check_size(target, job.name, job.size)
-        is_there = job.name in there_already
-        copy_file(source, target, job, done, progress, is_there=is_there)
+        copy_file(source, target, job, done, progress, is_there=job.name in there_already)
     copy = open_if_finished(target)
     if copy is None:
         raise CheckpointError(
