@@ -25,9 +25,9 @@ OVER_FOLDER = "holdfast/attempt"
 """Holds the key `over` once a launcher has given the attempt up, and `notice` once it has all
 processes save and leave: their values say why.
 """
-RAISED_FOLDER = "holdfast/raised"
-"""Holds a key for each process whose main thread an exception has left: its number, and what it
-says.
+LAST_WORDS = "holdfast/last_words"
+"""Holds a key for each process whose main thread an exception has left, or that leaves as a notice
+has asked it to: its number, and what it says.
 """
 NEXT_KEY = f"{OVER_FOLDER}/next"
 """Where the processes that outlive the attempt find the next one: a NextAttempt."""

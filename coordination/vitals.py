@@ -25,6 +25,7 @@ ASLEEP = "  (asleep in C++)"
 
 ENDS_WITH = "the process ends with "
 """Begins what a process reports that ends by an exception: its class and sentence follow."""
+LEAVES_AS_ASKED = "the process leaves as a notice has asked it to"
 
 _PROBE_S = 0.01
 _FUTEX = {"x86_64": "202", "aarch64": "98"}  # the system call in which a thread waits for another

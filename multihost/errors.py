@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from holdfast.coordination import HoldfastError
 
 from .spec import ProcessSpec
 
 
 class JobError(HoldfastError):
-    """What ended an attempt of the job. `knob` names the setting that governs it."""
+    """What ended an attempt of the job. `knob` names the setting that governs it.
 
+    A program of a job that ends by one ends with `exit_code`.
+    """
+
+    exit_code: ClassVar[int] = 1
     attempt: int | None = None
     processes: tuple[int, ...] = ()
     elapsed_s: float | None = None
@@ -28,6 +34,8 @@ class StartupFailed(JobError):
 class Preempted(JobError):
     """The job had to give its machines back. Has a budget of its own."""
 
+    exit_code = 75
+
 
 class WorkerFailed(JobError):
     """A process died or raised. Has a budget of its own."""
@@ -36,9 +44,13 @@ class WorkerFailed(JobError):
 class Hang(JobError):
     """A process made no progress for `timeout_s` seconds. Retryable, with a stack dump."""
 
+    exit_code = 124
+
 
 class Fatal(JobError):
     """Starting again cannot help. Never retried."""
+
+    exit_code = 93
 
 
 def failed_start(spec: ProcessSpec, why: str) -> StartupFailed:

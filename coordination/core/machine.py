@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..limits import Config
-from ..names import GROW_KEY, NEXT_KEY, RAISED_FOLDER
+from ..names import GROW_KEY, LAST_WORDS, NEXT_KEY
 from .barriers import Arrival, Barriers, repeated
 from .calls import Call, Timers
 from .devices import Devices
@@ -256,7 +256,7 @@ class Machine:
         """
         task = self.task_table.tasks[task_id]
         # Whose launcher waits for these words has heard of the end: they are not of the next life.
-        self.keys.remove(f"{RAISED_FOLDER}/{task_id}")
+        self.keys.remove(f"{LAST_WORDS}/{task_id}")
         if task.state is not TaskState.CONNECTED:
             return
         task.note_end(exit_code)

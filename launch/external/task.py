@@ -27,7 +27,7 @@ from holdfast.coordination.process.job_folder import user_folder
 from holdfast.multihost import ProcessSpec, StartupFailed, StartupTimeout
 from holdfast.multihost.start.launchers import ClusterEnv, detect
 
-from ..supervisor.job import DONE
+from ..supervisor.job import DONE, PREEMPTED
 from ..workers.coordinator import Coordinator, report_exit
 from ..workers.environment import worker_env
 from ..workers.process import OomKills, WorkerProcess
@@ -346,7 +346,7 @@ def _run(
             where = [env.get(name, "") for name in ("SLURM_STEP_ID", "SLURMD_NODENAME")]
             print(f"{MARK}started", *where, flush=True)
             threading.Thread(target=_obey, args=(process, spec, relay), daemon=True).start()
-        watch = None if grace is None else _EndOfRaised(spec, process, grace)
+        watch = None if grace is None else _LastWords(spec, process, grace)
         while (number := signals.get()) is not None:
             if passes_on:
                 process.signal(number)
@@ -374,8 +374,10 @@ def _obey(process: WorkerProcess, spec: ProcessSpec, relay: int | None) -> None:
                         os.write(relay, Relay.order(served.pop(0)))
 
 
-class _EndOfRaised:
-    """Ends a command's process that has raised and does not end, and says so by the exit code."""
+class _LastWords:
+    """Ends a command's process that has raised and does not end. By the exit code it says so, and
+    that a process has left before its end since a notice asked it to.
+    """
 
     def __init__(self, spec: ProcessSpec, process: WorkerProcess, grace: Grace) -> None:
         self._process_id = spec.process_id
@@ -393,4 +395,6 @@ class _EndOfRaised:
         """Returns the exit code: a pipe ends with that of its last command, some shells with 0."""
         failed = self._ended or (code == DONE and self._watch.said())
         self._watch.close()
-        return RAISED if failed else code
+        if failed:
+            return RAISED
+        return PREEMPTED if code == DONE and self._watch.as_asked else code

@@ -1,4 +1,6 @@
-"""Processes that an exception ends, and that their other threads or exit hooks keep."""
+"""The last words of processes that an exception ends, and that their other threads or exit hooks
+keep, and of those that leave as a notice asks them to.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from holdfast.coordination import CoordinationError, StatusClient
-from holdfast.coordination.names import RAISED_FOLDER
-from holdfast.coordination.vitals import ENDS_WITH
+from holdfast.coordination.names import LAST_WORDS
+from holdfast.coordination.vitals import ENDS_WITH, LEAVES_AS_ASKED
 from holdfast.multihost.group.group import SaveStage
 from holdfast.proto import session_pb2
 
@@ -59,7 +61,8 @@ def save_position(task: session_pb2.TaskStatus) -> SavePosition:
 
 
 class RaisedWatch:
-    """Waits, until `close`, to hear from the coordinator that an exception ends one process.
+    """Waits, until `close`, to hear from the coordinator that an exception ends one process, or
+    that it leaves as a notice has asked it to: then `as_asked` is true.
 
     Calls `end` with what the process says where it has not ended by itself in its time. Only then
     is the status of the whole job asked for: a job may have thousands of such watches. What a
@@ -72,28 +75,34 @@ class RaisedWatch:
         self._process = process
         self._end = end
         self._grace = grace
+        self.as_asked = False
         self._client = StatusClient(address, timeout_s=1.0)
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="holdfast-raised", daemon=True).start()
 
     def said(self) -> str:
         """Returns what the process says of the exception that ends it, "" where none does."""
+        words = ""
         with contextlib.suppress(CoordinationError):  # gone: it has nothing to tell any more
-            return self._words().removeprefix(ENDS_WITH).partition("\n")[0]
-        return ""
+            words = self._words()
+        self.as_asked = self.as_asked or words == LEAVES_AS_ASKED
+        said = words.partition("\n")[0]
+        return said.removeprefix(ENDS_WITH) if said.startswith(ENDS_WITH) else ""
 
     def _words(self) -> str:
-        told = dict(self._client.key_value_dir_get_bytes(RAISED_FOLDER))
-        return told.get(f"{RAISED_FOLDER}/{self._process}", b"").decode()
+        told = dict(self._client.key_value_dir_get_bytes(LAST_WORDS))
+        return told.get(f"{LAST_WORDS}/{self._process}", b"").decode()
 
     def _run(self) -> None:
         while not self._closed.is_set():
             try:
-                self._client.wait_for_key(f"{RAISED_FOLDER}/{self._process}", timeout_s=_WAIT_S)
+                self._client.wait_for_key(f"{LAST_WORDS}/{self._process}", timeout_s=_WAIT_S)
             except CoordinationError:
                 self._closed.wait(_AGAIN_S)
                 continue
             said = self.said()
+            if self.as_asked:
+                return
             while not self._closed.wait(_LOOK_S):
                 if self._is_forgotten():
                     self._grace.forget(self._process)

@@ -66,7 +66,7 @@ class Preemption:
         self._withdrew = False  # a notice that others may have seen
         self._news = threading.Event()
         self.closed = False
-        self._heard = False  # the program has asked whether it is to stop
+        self.heard = False  # the program has asked whether it is to stop
         self._waiting = False  # in initialize() or shutdown(), which have timeouts of their own
         self.stops = False  # the loop was told to, when it last asked
         self._asked_s = time.monotonic()
@@ -281,11 +281,11 @@ class Preemption:
     @property
     def has_unheard_notice(self) -> bool:
         """Whether a notice of this process stands, for which its program has never asked."""
-        return not self._heard and self._merged() is not None
+        return not self.heard and self._merged() is not None
 
     def hear(self) -> None:
         """Notes that the program asks for notices."""
-        self._heard = True
+        self.heard = True
 
     def _merged(self) -> Notice | None:
         with self._lock:
@@ -448,6 +448,12 @@ def stop() -> None:
     """Stops the running sync point as `close` does; the next `reached_preemption` starts anew."""
     close()
     current_job().take(Preemption)
+
+
+def stops() -> bool:
+    """Returns whether the program, when it last asked, was told to save and stop. Asks nobody."""
+    running = current_job().get(Preemption)
+    return running is not None and running.heard and running.stops
 
 
 def set_waiting(waiting: bool) -> None:

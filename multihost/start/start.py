@@ -14,8 +14,9 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from types import TracebackType
 
 from jax._src import distributed, xla_bridge
 
@@ -30,12 +31,12 @@ from holdfast.coordination import (
 )
 from holdfast.coordination.client.fork import keep_for_ever
 from holdfast.coordination.diagnosis.summary import counted
-from holdfast.coordination.names import RAISED_FOLDER
-from holdfast.coordination.vitals import ENDS_WITH, fill_standard_streams
+from holdfast.coordination.names import LAST_WORDS
+from holdfast.coordination.vitals import ENDS_WITH, LEAVES_AS_ASKED, fill_standard_streams
 
 from ..compiled.folder import keep_compiled
 from ..compiled.travel import TravellingPrograms
-from ..errors import StartupTimeout, failed_start
+from ..errors import JobError, Preempted, StartupTimeout, failed_start
 from ..group.group import default_group
 from ..group.group_client import Deadline, forget_group_client, group_client_of
 from ..group.ids import forget_ids, initialize_ids
@@ -172,6 +173,7 @@ def initialize(  # noqa: PLR0913
     given = {field: value for field, value in arguments.items() if value is not None}
     devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
     fill_standard_streams()
+    _excepthook.install()
     discovered = discover_process(spec, given, devices, timeout_s)
     if discovered.spec is not None:
         refuse_child(discovered.spec)
@@ -233,6 +235,8 @@ def shutdown(timeout_s: float | None = None) -> None:
             # A launcher that sees another process fail lets this one end with its own exit code.
             # Its last step may be newer than what it has reported of itself every few seconds.
             member.client.report(leaving=1, **last_vitals())
+            if preemption.stops():
+                _say(member.client, LEAVES_AS_ASKED)
             member.client.wait_at_barrier("holdfast/shutdown", deadline.remaining_ms())
         except CoordinationError as error:
             _log.warning("leaving without the others: %s", error)
@@ -442,10 +446,51 @@ def _end_soon() -> None:
         gc.freeze()
 
 
+class _Excepthook:
+    """Hears of the exception that ends the program, and has it end with the code that it asks for.
+
+    `sys.last_value` may be of one that ended nothing, as at a prompt or in a suite of tests.
+    """
+
+    def __init__(self) -> None:
+        self._before: Callable[..., object] | None = None
+        self._error: BaseException | None = None
+
+    def install(self) -> None:
+        """Goes before what is there. Does nothing when called again."""
+        if self._before is None:
+            self._before = sys.excepthook
+            sys.excepthook = self
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        assert self._before is not None
+        self._before(kind, error, traceback)
+        if hasattr(sys, "ps1"):  # a prompt goes on
+            return
+        self._error = error
+        if isinstance(error, JobError) and error.exit_code != 1:
+            raise SystemExit(error.exit_code)
+
+    @property
+    def error(self) -> BaseException | None:
+        """The exception that ends the program, as far as that is known."""
+        is_asked = sys.excepthook is self  # and not one that the program has put in its place
+        return self._error if is_asked else getattr(sys, "last_value", None)
+
+
+_excepthook = _Excepthook()
+
+
 def _last_words() -> str:
-    """Returns what this process says of the exception that ends it, "" where none does."""
-    error = getattr(sys, "last_value", None)
-    return "" if error is None else f"{ENDS_WITH}{type(error).__name__}: {error}"
+    """Returns what this process says of the exception that ends it, "" where none does, and where
+    it leaves as a notice asks it to.
+    """
+    error = _excepthook.error
+    if error is None or isinstance(error, Preempted):
+        return ""
+    return f"{ENDS_WITH}{type(error).__name__}: {error}"
 
 
 def _at_main_end() -> None:
@@ -457,7 +502,12 @@ def _at_main_end() -> None:
     if member is not None and words:
         with suppress(CoordinationError):
             member.client.report(trouble=words)
-            member.client.key_value_set(f"{RAISED_FOLDER}/{member.client.process_id}", words)
+            _say(member.client, words)
+
+
+def _say(client: CoordinationClient, words: str) -> None:
+    """Leaves the last words of this process for whoever has started it."""
+    client.key_value_set(f"{LAST_WORDS}/{client.process_id}", words)
 
 
 # Hooks of `threading` come before the other threads have ended.

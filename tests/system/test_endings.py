@@ -126,6 +126,35 @@ def test_a_peers_exit_does_not_overtake_93() -> None:
     assert result.elapsed_s < GRACE_S, output.text
 
 
+RAISED = program("endings_raised")
+
+
+@pytest.mark.parametrize(
+    ("kind", "processes", "outcome", "code"),
+    [
+        ("Fatal", 2, "failed", 93),
+        ("Preempted", 2, "preempted", 75),
+        pytest.param("Fatal", 1, "failed", 93, marks=pytest.mark.slow),
+        pytest.param("Preempted", 1, "preempted", 75, marks=pytest.mark.slow),
+        pytest.param("Hang", 1, "failed", 124, marks=pytest.mark.slow),
+    ],
+)
+def test_an_error_of_the_job_says_what_is_to_follow(
+    kind: str, processes: int, outcome: str, code: int
+) -> None:
+    """A program that ends by `multihost.Fatal` is not started again; by `Preempted` it was
+    preempted, and by `Hang` it hangs.
+    """
+    output = CollectedOutput()
+    budget = 2 if kind == "Fatal" else 0
+    settings = RunSettings(restart=RestartPolicy(max_failures=budget, grace_s=GRACE_S))
+    command = [sys.executable, str(RAISED), kind]
+    result = run_local(command, processes, settings, output=output)
+    assert (result.outcome, result.exit_code, result.attempts) == (outcome, code, 1), output.text
+    assert result.elapsed_s < GRACE_S, output.text
+    assert f"{kind} was meant" in output.text
+
+
 PLAIN = program("endings_plain")
 
 

@@ -6,24 +6,11 @@ CALL holds (function, arguments, keyword arguments); RESULT gets ("value", what 
 ("error", what it raised), pickled. The exit code is one that every engine understands.
 """
 
+import contextlib
 import importlib
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
-
-
-def exit_code_of(error: BaseException) -> int:
-    """Returns the exit code of `error`: 75 preempted, 93 do not restart, 124 hang, else 1."""
-    from holdfast.launch import DO_NOT_RESTART, HANG, PREEMPTED
-    from holdfast.multihost import Fatal, Hang, Preempted
-
-    codes: list[tuple[type[BaseException], int]] = [
-        (Preempted, PREEMPTED),
-        (Fatal, DO_NOT_RESTART),
-        (Hang, HANG),
-    ]
-    return next((code for kind, code in codes if isinstance(error, kind)), 1)
 
 
 def main(call_path: str, result_path: str) -> int:
@@ -34,10 +21,11 @@ def main(call_path: str, result_path: str) -> int:
     try:
         value = function(*arguments, **keywords)
     except Exception as error:
-        traceback.print_exc()
         # As where nobody catches it: holdfast says what ends the process, at the process's end.
         vars(sys).update(last_value=error)
-        code = exit_code_of(error)
+        with contextlib.suppress(SystemExit):
+            sys.excepthook(type(error), error, error.__traceback__)
+        code = getattr(error, "exit_code", 1)  # of a JobError
         kind = "error"
         value = error
     try:

@@ -9,7 +9,7 @@ import math
 from holdfast.coordination.core.status import Code, Status
 from holdfast.coordination.core.task_table import TaskState
 from holdfast.coordination.limits import Limits
-from holdfast.coordination.names import GROW_KEY, NEXT_KEY, RAISED_FOLDER
+from holdfast.coordination.names import GROW_KEY, LAST_WORDS, NEXT_KEY
 from tests.support.driver import CountedLooks, Driver
 
 
@@ -283,7 +283,7 @@ def test_a_reported_exit_loses_the_process_at_once() -> None:
 def test_the_last_words_of_a_life_go_with_it() -> None:
     """Its launcher has heard of the end: whoever waits for words of the next life finds none."""
     driver = Driver(2, recoverable=True)
-    driver.set(f"{RAISED_FOLDER}/1", b"ValueError")
+    driver.set(f"{LAST_WORDS}/1", b"ValueError")
     driver.machine.report_error(driver.call(1), 2, "ValueError")
     driver.machine.report_exit(0, 1, driver.now)
     assert driver.machine.keys.values

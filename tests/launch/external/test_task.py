@@ -228,6 +228,43 @@ def test_a_process_that_has_raised_ends(short_path: Path, way: str, shell: str) 
         assert "ProcessLost" in waits
 
 
+@pytest.mark.parametrize(
+    ("how", "count", "code"),
+    [
+        ("stops", 2, 75),
+        pytest.param("stops", 1, 75, marks=pytest.mark.slow),
+        pytest.param("hears_nothing", 1, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_program_that_stops_as_asked_is_not_done(
+    short_path: Path, how: str, count: int, code: int
+) -> None:
+    """A notice to one process: all stop, their programs end with 0, and whoever has started them
+    hears that they were preempted. One that has never asked has come to its own end.
+    """
+    common = os.environ | {
+        "OMPI_COMM_WORLD_SIZE": str(count),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(count),
+        "PMIX_NAMESPACE": "stops",
+        "TMPDIR": str(short_path),
+        "JAX_PLATFORMS": "cpu",
+    }
+    tasks = [
+        subprocess.Popen(
+            [HOLDFAST, "task", "--", sys.executable, str(program("task_stops")), how],
+            env=common | {"OMPI_COMM_WORLD_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    assert [each.stdout.readline() for each in tasks if each.stdout] == ["here\n"] * count
+    tasks[0].send_signal(signal.SIGTERM)
+    for each in tasks:
+        each.communicate(timeout=60)
+    assert [each.returncode for each in tasks] == [code] * count
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_job_is_started_again_as_a_whole(tmp_path: Path, order: tuple[int, int]) -> None:

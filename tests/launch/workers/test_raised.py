@@ -16,7 +16,7 @@ from holdfast.coordination import (
     StatusClient,
     Timeouts,
 )
-from holdfast.coordination.names import RAISED_FOLDER
+from holdfast.coordination.names import LAST_WORDS
 from holdfast.coordination.vitals import ENDS_WITH
 from holdfast.launch.workers import raised
 from holdfast.launch.workers.coordinator import Coordinator
@@ -49,7 +49,7 @@ def test_one_process_is_waited_for() -> None:
         for process in range(2):
             assert watch.said() == ""
             words = f"{ENDS_WITH}ValueError: of {process}\nmore"
-            clients[process].key_value_set(f"{RAISED_FOLDER}/{process}", words)
+            clients[process].key_value_set(f"{LAST_WORDS}/{process}", words)
         assert watch.said() == "ValueError: of 1"
         with pytest.raises(queue.Empty):
             ended.get(timeout=1.5)
@@ -80,7 +80,7 @@ def test_what_a_former_life_has_said_is_forgotten(monkeypatch: pytest.MonkeyPatc
             return made
 
         former = live()
-        former[1].key_value_set(f"{RAISED_FOLDER}/1", f"{ENDS_WITH}ValueError: of the first")
+        former[1].key_value_set(f"{LAST_WORDS}/1", f"{ENDS_WITH}ValueError: of the first")
         early = watch()
         assert early.said() == "ValueError: of the first"
         for process, client in enumerate(former):
@@ -90,8 +90,8 @@ def test_what_a_former_life_has_said_is_forgotten(monkeypatch: pytest.MonkeyPatc
         first, second = live()
         with pytest.raises(queue.Empty):
             ended.get(timeout=1.5)
-        second.key_value_set(f"{RAISED_FOLDER}/1", f"{ENDS_WITH}ValueError: of the second")
+        second.key_value_set(f"{LAST_WORDS}/1", f"{ENDS_WITH}ValueError: of the second")
         raised_s = time.monotonic()
         assert ended.get(timeout=30) == ended.get(timeout=30) == "ValueError: of the second"
         assert time.monotonic() - raised_s >= 1.0
-        assert first.key_value_try_get_bytes(f"{RAISED_FOLDER}/1")
+        assert first.key_value_try_get_bytes(f"{LAST_WORDS}/1")
