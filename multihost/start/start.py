@@ -460,7 +460,7 @@ class _Excepthook:
         """Goes before what is there. Does nothing when called again."""
         if self._before is None:
             self._before = sys.excepthook
-            sys.excepthook = self
+            vars(sys).update(excepthook=self)
 
     def __call__(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
