@@ -49,6 +49,7 @@ from .saving.async_saver import (
     refuse_in_callback,
     settle,
     settle_at_exit,
+    tell_besides,
     tell_lost,
 )
 from .saving.cast import SaveDtype
@@ -563,7 +564,7 @@ class CheckpointManager:
         except HoldfastError as failed:
             if error is None:
                 raise
-            error.add_note(f"besides, a save failed: {failed}")
+            tell_besides(error, f"a save to {self._root.where} failed: {error_text(failed)}")
 
     def __del__(self) -> None:
         if not (getattr(self, "_closed", True) or is_interpreter_ending()):
