@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import time
 import warnings
@@ -433,12 +432,6 @@ class CheckpointManager:
         if chosen is not None and chosen == self._last_saved:
             self._join_lanes()
         wanted = wanted_items(item, like, items)
-        group = self._root.group
-        selection = (
-            PerProcessSelection(group.index, group.count)
-            if process is None
-            else PerProcessSelection(operator.index(process))
-        )
         options = RestoreOptions(
             partial=partial,
             cast=cast,
@@ -446,7 +439,7 @@ class CheckpointManager:
             plain=plain,
             rename=rename,
             read=read,
-            per_process=selection,
+            per_process=PerProcessSelection.of(process, self._root.group),
             memory=self._root.memory,
         )
         values = self._restore(chosen, wanted, options, hold_s=hold_s, fallback=fallback)

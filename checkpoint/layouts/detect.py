@@ -727,14 +727,14 @@ def _give_grain_state(
     Grain writes a file for each process.
     """
     files = {name: b"".join(pieces) for name, pieces in checkpoint.files(item)}
-    process, count = selection or PerProcessSelection(0)
-    pattern = rf"process_{process}-of-{count or '[0-9]+'}\.json"
+    own = selection or PerProcessSelection(0)
+    pattern = rf"process_{own.process}-of-{own.processes or '[0-9]+'}\.json"
     name = next((name for name in files if re.fullmatch(pattern, name)), None)
     if name is None:
-        expected = f"process_{process}-of-{count or 'N'}.json"
+        expected = f"process_{own.process}-of-{own.processes or 'N'}.json"
         message = (
             f"{checkpoint.info.path}: the item {item!r} has {_some(sorted(files)) or 'no files'},"
-            f" and none is process {process}'s; expected {expected}; process=... takes another"
+            f" and none is process {own.process}'s; expected {expected}; process=... takes another"
             " one's"
         )
         raise TreeMismatch(message, leaf=item, expected=expected)

@@ -414,11 +414,13 @@ def owner_of(path: str, item: str, processes: int | None, own: PerProcessSelecti
     """
     if own is None:
         return 0
-    if processes is None or own.processes in (None, processes):
+    is_of_all = own.processes in (None, processes)
+    if processes is None or (is_of_all and own.process < processes):
         return own.process
+    asked = f"none for process {own.process}" if is_of_all else f"this job has {own.processes}"
     message = (
-        f"{path}: the item {item!r} has a state for each of {processes} processes, and this job has"
-        f" {own.processes}; to take that of one of them, pass process=0 to {processes - 1}"
+        f"{path}: the item {item!r} has a state for each of {processes} processes, and {asked};"
+        f" to take that of one of them, pass process=0 to {processes - 1}"
     )
     raise TreeMismatch(
         message,

@@ -174,6 +174,15 @@ def test_a_group_saves_one_checkpoint(tmp_path: Path) -> None:
             ]
         )
     assert [load(tmp_path / "a", process=index)["mine"] for index in range(2)] == [10, 11]
+    with CheckpointManager(tmp_path / "of-steps") as manager:
+        manager.save(1, {"w": 1}).wait()
+        for call in (
+            lambda: manager.restore(process=-1),
+            lambda: load(tmp_path / "a", process=-1),
+            lambda: convert(tmp_path / "a", tmp_path / "c", process=-1),
+        ):
+            with pytest.raises(ValueError, match="process=-1: expected the number of a process"):
+                call()
     assert all(isinstance(error, SaveFailed) and error.process == 1 for error in errors), errors
     assert isinstance(errors[1].__cause__, UnsupportedLeaf) and files(tmp_path / "b") == []  # type: ignore[union-attr]
 
