@@ -429,7 +429,7 @@ class CheckpointManager:
         """
         self._refuse_in_callback("restore")
         chosen = None if step is None else _step_to_restore(step)
-        if chosen is not None and chosen == self._last_saved:
+        if fallback or chosen in (None, self._last_saved):
             self._join_lanes()
         wanted = wanted_items(item, like, items)
         options = RestoreOptions(

@@ -243,6 +243,20 @@ def test_a_failure_is_told_where_the_next_call_raises_another_error(
     assert caught.value.__notes__ == [f"besides, {message}"]
 
 
+@pytest.mark.parametrize("asked", [{}, {"step": 3, "fallback": True}])
+def test_a_restore_of_the_newest_waits_for_the_save_in_flight(
+    asked: dict[str, Any], tmp_path: Path
+) -> None:
+    """It is the newest, and the first of all steps too."""
+    restored = threading.Event()
+    options = Options(progress=lambda seen: restored.wait(0.2))
+    with CheckpointManager(tmp_path, options=options) as manager:
+        for step in (1, 2):
+            manager.save(step, tree(step))
+            assert manager.restore(**asked)["step"] == step
+        restored.set()
+
+
 def test_a_handle_waits_for_its_step(tmp_path: Path) -> None:
     """It is done when the step is there; one that the policy skipped is false, done, and has
     nothing to wait for or to cancel.
