@@ -431,8 +431,9 @@ def open_checkpoint(
 
 
 def is_single_file(path: str | os.PathLike[str]) -> bool:
-    """Says whether a path means one file, of safetensors, and no folder."""
-    return split(path)[1].endswith(".safetensors")
+    """Says whether a path means one file, of safetensors, and no folder that is called so."""
+    is_called_so = split(path)[1].endswith(".safetensors")
+    return is_called_so and not StorePath(open_storage(path)).names()
 
 
 def find_checkpoint(storage: Storage) -> tuple[StorePath, CheckpointLayout]:
