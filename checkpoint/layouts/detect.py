@@ -44,7 +44,13 @@ from ..restoring.match import SAVED
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import ArrayReader
 from ..restoring.renamed import check_rename, renamed
-from ..restoring.restore import RestoreOptions, check_files_like, owner_of, restore_tree
+from ..restoring.restore import (
+    RestoreOptions,
+    check_files_like,
+    check_json_like,
+    owner_of,
+    restore_tree,
+)
 from ..restoring.surgery import operate
 from ..restoring.view_reader import read_by_other_paths
 from ..steps.left_behind import Mark, identify_own, left_among, read_marks
@@ -686,11 +692,13 @@ def restore_checkpoint(
     if kind == "files" or (kind is not None and isinstance(like, Files)):
         check_files_like(info.path, item, kind, like)
         return give_files(like, checkpoint.files(item, own), info.path)
-    if kind == "json" and (item in info.owners or is_iterator(like)):
-        value = checkpoint.json(item, owner_of(info.path, item, info.processes, own))
-        return give_state(like, value) if is_iterator(like) else value
     if kind == "json":
-        return checkpoint.json(item, own.process if own and own.processes is None else 0)
+        check_json_like(info.path, item, like)
+        process = own.process if own and own.processes is None else 0
+        if item in info.owners or is_iterator(like):
+            process = owner_of(info.path, item, info.processes, own)
+        value = checkpoint.json(item, process)
+        return give_state(like, value) if is_iterator(like) else value
     return _restore_tree(checkpoint, item, like, options)
 
 
