@@ -9,11 +9,11 @@ from abc import ABC, abstractmethod
 from holdfast.coordination import HoldfastError
 from holdfast.multihost.instruments import seconds
 
-from .errors import SaveFailed
+from .errors import SaveFailed, error_text
 from .format.limits import check_step, is_step
 from .local_tier.local_steps import LocalSteps
 from .memory.budget import USE
-from .saving.async_saver import AsyncSaver, SaveHandle
+from .saving.async_saver import AsyncSaver, SaveHandle, tell_besides
 from .saving.save import StepSaver
 from .saving.stager import OneSave, SaveOrder, SaveStager
 from .scheduling.scheduler import SaveScheduler
@@ -84,7 +84,7 @@ class Lane(ABC):
                 self._stager.stage(save, order, leaving)
         except BaseException as error:
             if earlier is not None:
-                error.add_note(f"besides, an earlier save failed: {earlier}")
+                tell_besides(error, f"an earlier save failed: {error_text(earlier)}")
             # The other processes have begun this save, and their schedulers know it.
             if self._group.count > 1:
                 self.started(order.step)

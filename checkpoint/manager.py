@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import time
 import warnings
@@ -49,6 +48,7 @@ from .saving.async_saver import (
     refuse_in_callback,
     settle,
     settle_at_exit,
+    tell_besides,
     tell_lost,
 )
 from .saving.cast import SaveDtype
@@ -429,15 +429,9 @@ class CheckpointManager:
         """
         self._refuse_in_callback("restore")
         chosen = None if step is None else _step_to_restore(step)
-        if chosen is not None and chosen == self._last_saved:
+        if fallback or chosen in (None, self._last_saved):
             self._join_lanes()
         wanted = wanted_items(item, like, items)
-        group = self._root.group
-        selection = (
-            PerProcessSelection(group.index, group.count)
-            if process is None
-            else PerProcessSelection(operator.index(process))
-        )
         options = RestoreOptions(
             partial=partial,
             cast=cast,
@@ -445,7 +439,7 @@ class CheckpointManager:
             plain=plain,
             rename=rename,
             read=read,
-            per_process=selection,
+            per_process=PerProcessSelection.of(process, self._root.group),
             memory=self._root.memory,
         )
         values = self._restore(chosen, wanted, options, hold_s=hold_s, fallback=fallback)
@@ -563,7 +557,7 @@ class CheckpointManager:
         except HoldfastError as failed:
             if error is None:
                 raise
-            error.add_note(f"besides, a save failed: {failed}")
+            tell_besides(error, f"a save to {self._root.where} failed: {error_text(failed)}")
 
     def __del__(self) -> None:
         if not (getattr(self, "_closed", True) or is_interpreter_ending()):

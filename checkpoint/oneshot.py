@@ -11,8 +11,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Literal
 
-import jax
-
 from holdfast.multihost import Group
 from holdfast.multihost.group.group import given_or_default
 from holdfast.multihost.instruments import Phase
@@ -227,7 +225,7 @@ def load(  # noqa: PLR0913
         rename=rename,
         rules=rules,
         read=read,
-        per_process=_selection(process, group),
+        per_process=PerProcessSelection.of(process, group),
         memory=MemoryBudget(launched_sharers() or ALONE, host_memory_bytes),
     )
     wanted = wanted_items(item, like, items)
@@ -241,14 +239,6 @@ def load(  # noqa: PLR0913
                 with _naming(checkpoint):
                     values = restore_items(checkpoint, wanted, options)
     return values[item] if items is None else values
-
-
-def _selection(process: int | None, group: Group | None) -> PerProcessSelection:
-    if process is not None:
-        return PerProcessSelection(process)
-    if group is not None:
-        return PerProcessSelection(group.index, group.count)
-    return PerProcessSelection(jax.process_index(), jax.process_count())
 
 
 def _naming(checkpoint: CheckpointReader) -> contextlib.AbstractContextManager[None]:

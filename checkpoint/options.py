@@ -81,7 +81,7 @@ class ProgressMeter:
     def add(self, size: int) -> None:
         """Counts bytes that are out."""
         with self._lock:
-            self._done_bytes += size
+            self._done_bytes = min(self._done_bytes + size, self._total_bytes)
             done = self._done_bytes
             now = time.monotonic()
             if now - self._passed_on_s < PROGRESS_S and done < self._total_bytes:
@@ -94,13 +94,13 @@ class ProgressBar:
     """Shows the save in flight as a rich progress bar: `Options(progress=ProgressBar())`.
     Thread-safe.
 
-    A bar appears with a save's first bytes and goes with its last; where there is no terminal,
-    nothing is shown.
+    A bar appears with a save's first bytes and goes with its last, or with the first bytes of the
+    next save where it has failed. Where there is no terminal, nothing is shown.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bar: object | None = None
+        self._bar: Any = None
 
     def __call__(self, progress: Progress) -> None:
         """Redraws the bar."""
@@ -114,8 +114,13 @@ class ProgressBar:
         )
         from rich.progress import Progress as Rich
 
+        shown = f"{progress.phase} step {progress.step}"
         with self._lock:
-            if self._bar is None:
+            bar = self._bar
+            if bar is not None and bar.tasks[0].description != shown:
+                bar.stop()
+                bar = None
+            if bar is None:
                 columns = (
                     TextColumn("{task.description}"),
                     BarColumn(),
@@ -126,14 +131,13 @@ class ProgressBar:
                 bar = Rich(*columns, console=Console(stderr=True), transient=True)
                 if not bar.console.is_terminal:
                     return
-                bar.add_task(f"{progress.phase} step {progress.step}", total=progress.total_bytes)
+                bar.add_task(shown, total=progress.total_bytes)
                 bar.start()
-                self._bar = bar
-            bar = self._bar  # type: ignore[assignment]
             bar.update(bar.task_ids[0], completed=progress.done_bytes)
             if progress.done_bytes >= progress.total_bytes:
                 bar.stop()
-                self._bar = None
+                bar = None
+            self._bar = bar
 
 
 @dataclass(repr=False)

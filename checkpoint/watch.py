@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from .errors import naming_path
 from .format.step_folders import (
     LOOKS,
     PLAIN_NAMES,
@@ -34,14 +35,15 @@ def wait_for_new_step(
     when none came in `timeout_s`. Blocks.
 
     Where the job has gone back, and has left `after` behind, steps are newer that it has saved
-    since, whatever their numbers.
+    since, whatever their numbers. Raises CheckpointError where the store cannot be read.
 
     It polls the store itself: for one process that evaluates what a job trains. It needs no manager
     and no claim. In a bucket a poll is one GET of what the last save has left as a hint. A step
     without a hint (of a one-shot save, or copied there) is seen within FULL_EVERY polls.
     """
-    root = _WatchedRoot(open_storage(directory), after)
-    newest = _wait(root, time.monotonic() + timeout_s)
+    storage = open_storage(directory)
+    with naming_path(storage.root):
+        newest = _wait(_WatchedRoot(storage, after), time.monotonic() + timeout_s)
     return newest.step if newest is not None else None
 
 
@@ -59,7 +61,8 @@ def iterate_steps(
     Each step is held while the loop's body runs, for at most `hold_s`: no keep policy deletes it
     meanwhile (0: it is not held, for a store that this process cannot write to). A step that a keep
     policy is about to delete is not yielded. With `skip_to_newest` steps that were overtaken are
-    left out; else each one is yielded that is still there.
+    left out; else each one is yielded that is still there. Raises CheckpointError where the store
+    cannot be read.
     """
     # Not in the generator, which begins with the loop: the path is that of this call.
     storage = open_storage(directory)
@@ -69,20 +72,21 @@ def iterate_steps(
 def _iterate(
     storage: Storage, after: int | None, timeout_s: float, hold_s: float, *, skip_to_newest: bool
 ) -> Iterator[int]:
-    root = _WatchedRoot(storage, after)
-    while (newest := _wait(root, time.monotonic() + timeout_s)) is not None:
-        fresh = [newest] if skip_to_newest else root.fresh()
-        for found in fresh:
-            with contextlib.ExitStack() as until_used:
-                if hold_s > 0:
-                    is_there = until_used.enter_context(
-                        hold(storage, found.step, found.folder, hold_s)
-                    )
-                else:
-                    is_there = has_record(storage, found.folder)
-                if is_there:
-                    yield found.step
-            root.seen(found)
+    with naming_path(storage.root):
+        root = _WatchedRoot(storage, after)
+        while (newest := _wait(root, time.monotonic() + timeout_s)) is not None:
+            fresh = [newest] if skip_to_newest else root.fresh()
+            for found in fresh:
+                with contextlib.ExitStack() as until_used:
+                    if hold_s > 0:
+                        is_there = until_used.enter_context(
+                            hold(storage, found.step, found.folder, hold_s)
+                        )
+                    else:
+                        is_there = has_record(storage, found.folder)
+                    if is_there:
+                        yield found.step
+                root.seen(found)
 
 
 def _wait(root: _WatchedRoot, deadline: float) -> _FoundStep | None:

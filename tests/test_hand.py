@@ -39,7 +39,7 @@ MOST: dict[str, dict[str, int]] = {
 MOST_TOKENS = {
     "coordination": 73.3,
     "multihost": 48.2,
-    "checkpoint": 197.1,
+    "checkpoint": 197.4,
     "launch": 53.4,
     "compat": 35.8,
     "web": 8.9,

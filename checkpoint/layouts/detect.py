@@ -44,7 +44,13 @@ from ..restoring.match import SAVED
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import ArrayReader
 from ..restoring.renamed import check_rename, renamed
-from ..restoring.restore import RestoreOptions, check_files_like, owner_of, restore_tree
+from ..restoring.restore import (
+    RestoreOptions,
+    check_files_like,
+    check_json_like,
+    owner_of,
+    restore_tree,
+)
 from ..restoring.surgery import operate
 from ..restoring.view_reader import read_by_other_paths
 from ..steps.left_behind import Mark, identify_own, left_among, read_marks
@@ -431,8 +437,9 @@ def open_checkpoint(
 
 
 def is_single_file(path: str | os.PathLike[str]) -> bool:
-    """Says whether a path means one file, of safetensors, and no folder."""
-    return split(path)[1].endswith(".safetensors")
+    """Says whether a path means one file, of safetensors, and no folder that is called so."""
+    is_called_so = split(path)[1].endswith(".safetensors")
+    return is_called_so and not StorePath(open_storage(path)).names()
 
 
 def find_checkpoint(storage: Storage) -> tuple[StorePath, CheckpointLayout]:
@@ -685,11 +692,13 @@ def restore_checkpoint(
     if kind == "files" or (kind is not None and isinstance(like, Files)):
         check_files_like(info.path, item, kind, like)
         return give_files(like, checkpoint.files(item, own), info.path)
-    if kind == "json" and (item in info.owners or is_iterator(like)):
-        value = checkpoint.json(item, owner_of(info.path, item, info.processes, own))
-        return give_state(like, value) if is_iterator(like) else value
     if kind == "json":
-        return checkpoint.json(item, own.process if own and own.processes is None else 0)
+        check_json_like(info.path, item, like)
+        process = own.process if own and own.processes is None else 0
+        if item in info.owners or is_iterator(like):
+            process = owner_of(info.path, item, info.processes, own)
+        value = checkpoint.json(item, process)
+        return give_state(like, value) if is_iterator(like) else value
     return _restore_tree(checkpoint, item, like, options)
 
 
@@ -727,14 +736,14 @@ def _give_grain_state(
     Grain writes a file for each process.
     """
     files = {name: b"".join(pieces) for name, pieces in checkpoint.files(item)}
-    process, count = selection or PerProcessSelection(0)
-    pattern = rf"process_{process}-of-{count or '[0-9]+'}\.json"
+    own = selection or PerProcessSelection(0)
+    pattern = rf"process_{own.process}-of-{own.processes or '[0-9]+'}\.json"
     name = next((name for name in files if re.fullmatch(pattern, name)), None)
     if name is None:
-        expected = f"process_{process}-of-{count or 'N'}.json"
+        expected = f"process_{own.process}-of-{own.processes or 'N'}.json"
         message = (
             f"{checkpoint.info.path}: the item {item!r} has {_some(sorted(files)) or 'no files'},"
-            f" and none is process {process}'s; expected {expected}; process=... takes another"
+            f" and none is process {own.process}'s; expected {expected}; process=... takes another"
             " one's"
         )
         raise TreeMismatch(message, leaf=item, expected=expected)

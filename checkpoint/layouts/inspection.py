@@ -131,8 +131,7 @@ def _item(checkpoint: CheckpointReader, name: str, kind: str) -> ItemStructure:
 
 def _tree_item(item: ItemRecord) -> ItemStructure:
     if any(leaf.per_process for leaf in item.leaves):
-        selection = PerProcessSelection(jax.process_index(), jax.process_count())
-        item = leaves_of_process(item, selection)
+        item = leaves_of_process(item, PerProcessSelection.of(None, None))
     shardings: dict[int, Any] = {}  # by the description's identity: leaves share them
     structs: dict[Any, tuple[Any, int]] = {}
     described = [_describe(leaf, shardings, structs) for leaf in item.leaves]

@@ -7,8 +7,13 @@ value is a tuple of all. Here a leaf of the record becomes the leaf that one pro
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple
+import operator
+from dataclasses import dataclass, replace
+from typing import Self
+
+import jax
+
+from holdfast.multihost import Group
 
 from ..errors import leaf_at
 from ..format.grid import Grid
@@ -18,11 +23,25 @@ from .reader import ArrayReader
 from .view_reader import ViewReader
 
 
-class PerProcessSelection(NamedTuple):
+@dataclass(frozen=True)
+class PerProcessSelection:
     """Selects the copies of `process`. `processes`, unless None, is how many there have to be."""
 
     process: int
     processes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.process < 0:
+            raise ValueError(f"process={self.process}: expected the number of a process, from 0 on")
+
+    @classmethod
+    def of(cls, process: int | None, group: Group | None) -> Self:
+        """Returns a caller's choice; None: this process, of as many as the group or jax has."""
+        if process is not None:
+            return cls(operator.index(process))
+        if group is not None:
+            return cls(group.index, group.count)
+        return cls(jax.process_index(), jax.process_count())
 
 
 def leaves_of_process(item: ItemRecord, selection: PerProcessSelection) -> ItemRecord:

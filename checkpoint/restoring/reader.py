@@ -23,7 +23,13 @@ from ..errors import CheckpointError, Corrupt, HostileCheckpoint, StepGone, Step
 from ..format.grid import Grid, Ints, Shape, chunk_name
 from ..format.item_report import FileReport
 from ..format.limits import HEADER_LIMIT_BYTES
-from ..format.pack_header import LARGE_BYTES, PREFIX_BYTES, ChunkEntry, parse_header
+from ..format.pack_header import (
+    LARGE_BYTES,
+    PREFIX_BYTES,
+    ChunkChecksum,
+    ChunkEntry,
+    parse_header,
+)
 from ..format.record import ItemRecord, LeafRecord, fetch_record
 from ..storage.base import HasCopies, KeepsFilesOpen, Readable, TellsSizes
 from ..storage.path import join
@@ -407,16 +413,25 @@ class ItemReader:
 
         Chunks that no leaf names are nothing of this step.
         """
-        self.load_headers(range(len(self._item.files)))
         chunks: dict[int, list[ChunkRead]] = {}
-        for leaf in self._item.leaves:
-            for index, file in enumerate(leaf.files if leaf.files is not None else ()):
-                chunks.setdefault(int(file), []).append(self.chunk_read(leaf, index, int(file)))
+        for file, chunk in self._all_chunks():
+            chunks.setdefault(file, []).append(chunk)
         for chunks_of_file in chunks.values():
             chunks_of_file.sort(key=_position)
         scratch = _Scratch(self.step_bytes)
         plans = list(self._plans(chunks, lambda group, ranges: scratch))
         run_side_by_side(self._read, plans, self._storage.max_concurrency)
+
+    def checksums(self) -> list[ChunkChecksum]:
+        """Returns the checksum of every chunk of every leaf, as the headers have them."""
+        return [chunk.entry.checksum for _, chunk in self._all_chunks()]
+
+    def _all_chunks(self) -> Iterator[tuple[int, ChunkRead]]:
+        """Yields every chunk of every leaf, with its file."""
+        self.load_headers(range(len(self._item.files)))
+        for leaf in self._item.leaves:
+            for index, file in enumerate(leaf.files if leaf.files is not None else ()):
+                yield int(file), self.chunk_read(leaf, index, int(file))
 
     def load_headers(self, files: Iterable[int]) -> dict[int, dict[str, ChunkEntry]]:
         """Reads and checks the headers of packs that are not known yet; returns all that are."""

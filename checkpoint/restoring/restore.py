@@ -18,7 +18,9 @@ from jax.sharding import Mesh, PartitionSpec, Sharding
 from ..arrays.dtypes import HostArray, as_weak
 from ..arrays.jax_settings import own_settings
 from ..errors import TreeMismatch, leaf_at
+from ..format.json_state import Json, is_iterator
 from ..format.leaf_types import decode_leaf_types, encode_leaf_types, leaf_makers
+from ..format.limits import encode_json
 from ..format.own_files import Files
 from ..format.record import ItemRecord, LeafRecord
 from ..format.rename import Names
@@ -407,6 +409,17 @@ def check_files_like(path: str, item: str, kind: str, like: Any) -> None:
         raise TreeMismatch(message, leaf=item, expected=type(like).__name__, found=kind)
 
 
+def check_json_like(path: str, item: str, like: Any) -> None:
+    """Raises TreeMismatch unless a JSON item meets a `like` of JSON, an iterator, or none."""
+    if like is SAVED or isinstance(like, Json) or is_iterator(like):
+        return
+    try:
+        encode_json(like, "the like")
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"{path}: the item {item!r} is JSON, and its `like` is not: {error}"
+        raise TreeMismatch(message, leaf=item, expected=type(like).__name__, found="json") from None
+
+
 def owner_of(path: str, item: str, processes: int | None, own: PerProcessSelection | None) -> int:
     """Returns whose copy comes back of an item that each of so many processes keeps for itself.
 
@@ -414,11 +427,13 @@ def owner_of(path: str, item: str, processes: int | None, own: PerProcessSelecti
     """
     if own is None:
         return 0
-    if processes is None or own.processes in (None, processes):
+    is_of_all = own.processes in (None, processes)
+    if processes is None or (is_of_all and own.process < processes):
         return own.process
+    asked = f"none for process {own.process}" if is_of_all else f"this job has {own.processes}"
     message = (
-        f"{path}: the item {item!r} has a state for each of {processes} processes, and this job has"
-        f" {own.processes}; to take that of one of them, pass process=0 to {processes - 1}"
+        f"{path}: the item {item!r} has a state for each of {processes} processes, and {asked};"
+        f" to take that of one of them, pass process=0 to {processes - 1}"
     )
     raise TreeMismatch(
         message,

@@ -496,6 +496,14 @@ def tell_lost(message: str) -> None:
         print(f"holdfast: {message}", file=sys.stderr, flush=True)
 
 
+def tell_besides(error: BaseException, message: str) -> None:
+    """Tells that a save was lost while another error is raised, and notes it there: who catches
+    that error, or ends the program by it, may not show its notes.
+    """
+    error.add_note(f"besides, {message}")
+    tell_lost(message)
+
+
 def _log_reaches_stderr() -> bool:
     if not _log.isEnabledFor(logging.ERROR):
         return False

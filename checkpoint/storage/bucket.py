@@ -25,7 +25,7 @@ from datetime import timedelta
 from functools import cache
 from types import FrameType
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from .base import Entry, Part, TensorStoreAccess
 from .hedged_reads import READ_BYTES, SPARE_BYTES, HedgedReads, awaited
 from .hedges import Hedges
 from .kvstore import tensorstore_context
-from .object import ObjectStorage, fill, joined
+from .object import ObjectStorage, fill, joined, split_url
 from .retries import Busy, Patience, fault_of, is_throttled, message_of
 from .threads import ByteBudget, Latch, do_beside, run_side_by_side, start_thread
 
@@ -73,15 +73,10 @@ class BucketStorage(ObjectStorage):
         self, url: str, *, single_writer: bool = False, patience: Patience | None = None
     ) -> None:
         super().__init__(url, single_writer=single_writer)
-        parts = urlsplit(url)
-        self._scheme = parts.scheme
         self._patience = patience or Patience()
-        path = unquote(parts.path).strip("/")
-        if self._scheme == "memory":
-            path = "/".join(part for part in (parts.netloc, path) if part)
-        self._prefix = f"{path}/" if path else ""
+        self._scheme, bucket, self._prefix, query = split_url(url)
         try:
-            self._store, self._streams = _opened(self._scheme, parts.netloc, parts.query)
+            self._store, self._streams = _opened(self._scheme, bucket, query)
         except Exception as error:
             raise CheckpointError(f"cannot open {url}: {message_of(error)}", path=url) from error
         self._sent = ByteBudget(PARTS_AT_ONCE * HELD_BYTES, free_bytes=free_host_bytes)

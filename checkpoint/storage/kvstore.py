@@ -6,11 +6,11 @@ import errno
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl
 
 from ..errors import CheckpointError
 from .base import Entry, TensorStoreAccess
-from .object import ObjectStorage
+from .object import ObjectStorage, split_url
 
 CALL_S = 300.0  # for one request with all its retries
 
@@ -129,15 +129,13 @@ class KvStoreStorage(ObjectStorage):
 
 def kvstore_spec(url: str) -> tuple[dict[str, Any], str]:
     """Returns tensorstore's spec of a whole bucket, and what every key of the URL begins with."""
-    parts = urlsplit(url)
-    path = unquote(parts.path).strip("/")
-    spec: dict[str, Any] = dict(parse_qsl(parts.query))
-    if parts.scheme == "memory":
-        path = "/".join(part for part in (parts.netloc, path) if part)
+    scheme, bucket, prefix, query = split_url(url)
+    spec: dict[str, Any] = dict(parse_qsl(query))
+    if scheme == "memory":
         spec |= {"driver": "memory"}
     else:
-        spec |= {"driver": {"gs": "gcs"}.get(parts.scheme, parts.scheme), "bucket": parts.netloc}
-    return spec, f"{path}/" if path else ""
+        spec |= {"driver": {"gs": "gcs"}.get(scheme, scheme), "bucket": bucket}
+    return spec, prefix
 
 
 def _opened(url: str, spec: dict[str, Any]) -> Any:

@@ -20,7 +20,6 @@ import errno
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -43,6 +42,19 @@ OBJECT_BYTES = 256 << 20  # of one pack: from a device its bytes are then on the
 COMMIT_TRIES = 8  # each loss of the race means that another writer won one
 
 
+def split_url(url: str) -> tuple[str, str, str, str]:
+    """Returns the scheme of a store's URL, its bucket, what every key begins with, and the settings
+    after the `?`. A `#` or a `%` is one of a name.
+    """
+    address, _, query = url.partition("?")
+    scheme, _, rest = address.partition("://")
+    bucket, _, path = rest.partition("/")
+    path = path.strip("/")
+    if scheme == "memory":
+        path = f"{bucket}/{path}".strip("/")
+    return scheme, bucket, f"{path}/" if path else "", query
+
+
 class ObjectStorage:
     """A store of objects below one prefix. Thread-safe.
 
@@ -57,8 +69,8 @@ class ObjectStorage:
     def __init__(self, url: str, *, single_writer: bool = False) -> None:
         self._url = url.split("?", 1)[0].rstrip("/")
         self._single_writer = single_writer
-        parts = urlsplit(url)
-        self._bucket = f"{parts.scheme}://{parts.netloc}?{parts.query}"
+        scheme, bucket, _, query = split_url(url)
+        self._bucket = f"{scheme}://{bucket}?{query}"
 
     @property
     def root(self) -> str:

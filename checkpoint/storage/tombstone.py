@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -52,18 +53,6 @@ def tombstone(writers: set[str]) -> bytes:
     return TOMBSTONE + b"," + members[1:]
 
 
-def read_tombstone(value: bytes) -> tuple[set[str], float]:
-    """Returns the writers that a tombstone names, and since when it stands, in Unix seconds.
-
-    A damaged tombstone names nobody, and stands since 0.0.
-    """
-    try:
-        members = json.loads(value)
-        return set(members["fenced"]), float(members["since_s"])
-    except (ValueError, KeyError, TypeError):
-        return set(), 0.0
-
-
 def marked_record(record: bytes, writers: set[str]) -> bytes:
     """Returns a record that says the same, and which writers were fenced from it."""
     body = _FENCED_MEMBER.sub(b"", body_of(record))
@@ -78,9 +67,13 @@ def says_the_same(record: bytes, other: bytes) -> bool:
 
 
 def fenced_writers(value: bytes) -> set[str]:
-    """Returns the writers that a tombstone or a record names as fenced."""
+    """Returns the writers that a tombstone or a record names as fenced; a damaged tombstone
+    names none.
+    """
     if value.startswith(TOMBSTONE):
-        return read_tombstone(value)[0]
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return set(json.loads(value)["fenced"])
+        return set()
     member = _FENCED_MEMBER.search(body_of(value))
     if member is None:
         return set()

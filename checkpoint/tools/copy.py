@@ -225,14 +225,21 @@ def _claimed(source: StorePath, target: StorePath, claims: Claims, save_id: str)
 
 def _verify(source: StorePath, record: Record, target: StorePath, copied: Record) -> None:
     """Reads the copy back; the error says which of the two is damaged."""
+    original = HoldfastCheckpoint(source.storage, source.name, record)
+    copy = HoldfastCheckpoint(target.storage, target.name, copied)
     try:
-        HoldfastCheckpoint(target.storage, target.name, copied).verify()
+        copy.verify()
     except Corrupt as error:
-        HoldfastCheckpoint(
-            source.storage, source.name, record
-        ).verify()  # raises if it is the source
+        original.verify()  # raises if it is the source
         message = f"{error}. The source is whole: delete this file of the copy and copy again"
         raise Corrupt(message, path=error.path, file=error.file, leaf=error.leaf) from error
+    # A record that was rewritten may name chunks that are whole, and not those of the source.
+    for name, item in record.items.items():
+        if item.files == copied.items[name].files:
+            continue
+        if copy.reader(name).checksums() != original.reader(name).checksums():
+            message = f"the item {name!r} would have other values than {source}: it got no record"
+            raise Corrupt.at(str(target), message)
 
 
 def copy_file(

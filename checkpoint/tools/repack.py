@@ -142,7 +142,14 @@ def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_
     new = [file for parts in files for file in parts]
     about["files"] = [file.entry for file in new]
     firsts = list(itertools.accumulate(map(len, files), initial=0))
-    of_chunk = {chunk: number for number, file in enumerate(new) for chunk in file.chunks}
+    # By the old file too: a later save may have written a chunk anew, and its old one is still
+    # in a file that was linked.
+    of_chunk = {
+        (old, chunk): firsts[old] + number
+        for old, parts in enumerate(files)
+        for number, file in enumerate(parts)
+        for chunk in file.chunks
+    }
     tables: dict[bytes, int] = {}
     about["cells"] = []
     for leaf, facts in zip(item.leaves, about["leaves"], strict=True):
@@ -157,14 +164,14 @@ def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_
 
 
 def _places(
-    leaf: LeafRecord, old: Ints, of_chunk: Mapping[str, int], firsts: Sequence[int]
+    leaf: LeafRecord, old: Ints, of_chunk: Mapping[tuple[int, str], int], firsts: Sequence[int]
 ) -> Ints:
-    """Returns the new file of each chunk of a leaf: by its name, or the one that its old file is
-    as a whole.
+    """Returns the new file of each chunk of a leaf: by its old file and its name, or the one that
+    its old file is as a whole.
     """
     assert leaf.grid is not None
     where = old.copy()
     for index, file in enumerate(old.tolist()):
         name = chunk_name(leaf.path, leaf.grid.region(index), leaf.shape)
-        where[index] = of_chunk.get(name, firsts[file])
+        where[index] = of_chunk.get((file, name), firsts[file])
     return where

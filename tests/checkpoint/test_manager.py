@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import (
+    SAVED,
     CheckpointError,
     CheckpointManager,
     Corrupt,
@@ -340,6 +341,18 @@ def test_one_restore_of_several_items(tmp_path: Path) -> None:
             manager.restore(items={"model": None, "optimizer": None})
         with pytest.raises(ValueError, match="either `item` and `like`, or `items`"):
             manager.restore(like=tree(0), items={"model": None})
+
+
+def test_the_like_of_a_json_item_is_json(tmp_path: Path) -> None:
+    """A tree of arrays, or an object that takes no state, is not: it would get something else."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, items={"config": Json({"lr": 1e-3, "tags": ["a"]})}).wait()
+        for like in (None, SAVED, Json({"lr": 1}), {"lr": np.float32(1), "tags": (), "new": None}):
+            assert manager.restore(items={"config": like})["config"]["lr"] == 1e-3
+        struct = jax.ShapeDtypeStruct((), jnp.float32)
+        for like in ({"lr": jnp.zeros(3), "tags": []}, {"lr": struct}, object()):
+            with pytest.raises(TreeMismatch, match="the item 'config' is JSON, and its `like` is"):
+                manager.restore(items={"config": like})
 
 
 def test_a_restore_renames_leaves(tmp_path: Path) -> None:

@@ -134,6 +134,22 @@ def test_a_folder_that_is_called_like_a_step(tmp_path: Path) -> None:
     assert not (tmp_path / "5").exists()
 
 
+@pytest.mark.parametrize("root", ["here", "memory://called-so"])
+def test_a_folder_that_is_called_like_a_file_of_safetensors(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was saved there is loaded: a folder is no file, whatever its name."""
+    monkeypatch.chdir(tmp_path)
+    save(f"{root}/a.safetensors", {"n": 1})
+    with CheckpointManager(f"{root}/b.safetensors") as manager:
+        manager.save(1, {"n": 2})
+    found = [load(f"{root}/{name}.safetensors") for name in "ab"]
+    assert found == [{"n": 1}, {"n": 2}]
+    assert [verify(f"{root}/{name}.safetensors").step for name in "ab"] == [0, 1]
+    with pytest.raises(StepNotFound, match=r"there is no file .*/c.safetensors"):
+        load(f"{root}/c.safetensors")
+
+
 def test_names_change_and_parts_come_alone(tmp_path: Path) -> None:
     """`rename` gives stored leaves the paths of `like`; `partial` takes some; `cast` changes the
     dtype.
@@ -174,6 +190,15 @@ def test_a_group_saves_one_checkpoint(tmp_path: Path) -> None:
             ]
         )
     assert [load(tmp_path / "a", process=index)["mine"] for index in range(2)] == [10, 11]
+    with CheckpointManager(tmp_path / "of-steps") as manager:
+        manager.save(1, {"w": 1}).wait()
+        for call in (
+            lambda: manager.restore(process=-1),
+            lambda: load(tmp_path / "a", process=-1),
+            lambda: convert(tmp_path / "a", tmp_path / "c", process=-1),
+        ):
+            with pytest.raises(ValueError, match="process=-1: expected the number of a process"):
+                call()
     assert all(isinstance(error, SaveFailed) and error.process == 1 for error in errors), errors
     assert isinstance(errors[1].__cause__, UnsupportedLeaf) and files(tmp_path / "b") == []  # type: ignore[union-attr]
 

@@ -119,12 +119,27 @@ def test_a_bar_without_a_terminal_shows_nothing(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr() == ("", "")
 
 
+def test_the_bar_of_a_save_that_failed_gives_way_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has the next step's name and size, and goes with its last bytes."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    bar = ProgressBar()
+    bar(Progress(3, "save", 500, 1000))
+    bar(Progress(4, "save", 20, 40))
+    assert "save step 4" in capsys.readouterr().err
+    bar(Progress(4, "save", 40, 40))
+    capsys.readouterr()
+    bar(Progress(5, "save", 10, 10))
+    assert "save step 5" in capsys.readouterr().err
+
+
 def test_progress_counts_to_the_end(tmp_path: Path) -> None:
     """The callback hears the step and, at last, all of its bytes."""
     heard: list[Progress] = []
     with CheckpointManager(tmp_path, options=Options(progress=heard.append)) as manager:
         manager.save(1, {"w": jnp.zeros(1 << 20)})
-    assert heard[-1].step == 1 and heard[-1].done_bytes >= heard[-1].total_bytes >= 4 << 20
+    assert heard[-1].step == 1 and heard[-1].done_bytes == heard[-1].total_bytes >= 4 << 20
 
 
 @pytest.mark.parametrize("with_metrics", [False, True])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import (
+    CheckpointError,
     CheckpointManager,
     KeepAnyOf,
     KeepEvery,
@@ -47,6 +48,15 @@ def test_waiting_for_a_step(tmp_path: Path) -> None:
             and wait_for_new_step(root, 3, timeout_s=0.01) is None
             and wait_for_new_step(root, 2) == 3
         )
+
+
+def test_a_root_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """By the waits too, in the call or in the loop."""
+    root = tmp_path / ("x" * 300)
+    steps = iterate_steps(root, timeout_s=0)
+    for wait in (lambda: wait_for_new_step(root, timeout_s=0), lambda: next(steps)):
+        with pytest.raises(CheckpointError, match="x cannot be read: File name too long"):
+            wait()
 
 
 def test_a_step_in_use_is_not_deleted(tmp_path: Path) -> None:

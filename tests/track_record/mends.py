@@ -222,6 +222,17 @@ MENDS = (
         found_by="tests/checkpoint/tools/test_copy.py::test_a_file_of_equal_size_is_compared",
     ),
     Mend(
+        "cp of an incremental step to a bucket",
+        promise=3,
+        mended="2026-11-29",
+        wrong="Where holdfast cp divided a linked pack it gave values of before: 'is whole'.",
+        file="checkpoint/tools/repack.py",
+        text="(old, chunk): firsts[old] + number",
+        instead="(each, chunk): firsts[old] + number for each in range(len(files))",
+        found_by="tests/checkpoint/tools/test_repack.py"
+        "::test_of_an_incremental_step_each_value_is_copied_as_it_is_now",
+    ),
+    Mend(
         "a tensor that an index promises",
         promise=3,
         mended="2026-11-26",

@@ -216,6 +216,8 @@ def test_files_are_the_primarys_or_each_processs(tmp_path: Path) -> None:
             == {"state": b"of 2"}
             == load(tmp_path / "a", item="reader", process=2)
         )
+        with pytest.raises(TreeMismatch, match="for each of 3 processes, and none for process 3"):
+            manager.restore(item="reader", process=3)
     with groups(2) as two:
         shared = at_once(
             [lambda group=group: _saves(group, tmp_path / "b", per_process=False) for group in two]

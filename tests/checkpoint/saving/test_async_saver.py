@@ -22,6 +22,7 @@ from holdfast.checkpoint import (
     Progress,
     SaveCancelled,
     SaveFailed,
+    StepExists,
     UnsupportedLeaf,
 )
 from holdfast.checkpoint.saving import async_saver, snapshot
@@ -201,9 +202,12 @@ def test_the_next_call_raises_a_failure(tmp_path: Path) -> None:
         assert manager.all_steps() == [2, 3] and manager.restore(3)["step"] == 3
 
 
-def test_close_raises_what_failed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [KeyError("mine"), SystemExit(0)])
+def test_close_raises_what_failed(
+    error: BaseException, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """`close()` raises the failure of a save in flight; leaving the block by an exception carries
-    it as a note.
+    it as a note, and tells it: the exception may be caught, or end the program without its notes.
     """
     (tmp_path / "1").write_text("in the way")
     manager = CheckpointManager(tmp_path)
@@ -215,11 +219,42 @@ def test_close_raises_what_failed(tmp_path: Path) -> None:
     def leave() -> None:
         with CheckpointManager(tmp_path) as manager:
             manager.save(1, tree(1))
-            raise KeyError("mine")
+            raise error
 
-    with pytest.raises(KeyError) as caught:
+    with pytest.raises(type(error)) as caught:
         leave()
-    assert "besides, a save failed" in caught.value.__notes__[0]
+    failed = f"a save to {tmp_path} failed: SaveFailed: step 1 was not saved: process 0 failed"
+    assert caught.value.__notes__[0].startswith(f"besides, {failed}")
+    assert [message.partition(": NotADir")[0] for message in caplog.messages] == [failed]
+
+
+def test_a_failure_is_told_where_the_next_call_raises_another_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A program that goes on after it has heard of the earlier one as well."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, tree(1)).wait()
+        (tmp_path / "2").write_text("in the way")
+        manager.save(2, tree(2))
+        with pytest.raises(StepExists) as caught:
+            manager.save(1, tree(1))
+    (message,) = caplog.messages
+    assert message.startswith("an earlier save failed: SaveFailed: step 2 was not saved")
+    assert caught.value.__notes__ == [f"besides, {message}"]
+
+
+@pytest.mark.parametrize("asked", [{}, {"step": 3, "fallback": True}])
+def test_a_restore_of_the_newest_waits_for_the_save_in_flight(
+    asked: dict[str, Any], tmp_path: Path
+) -> None:
+    """It is the newest, and the first of all steps too."""
+    restored = threading.Event()
+    options = Options(progress=lambda seen: restored.wait(0.2))
+    with CheckpointManager(tmp_path, options=options) as manager:
+        for step in (1, 2):
+            manager.save(step, tree(step))
+            assert manager.restore(**asked)["step"] == step
+        restored.set()
 
 
 def test_a_handle_waits_for_its_step(tmp_path: Path) -> None:

@@ -37,5 +37,6 @@ def test_a_url_is_a_spec_of_tensorstore() -> None:
     """What follows a question mark is part of it; one that tensorstore does not take is refused."""
     spec = {"driver": "gcs", "bucket": "bucket", "user_project": "mine"}
     assert kvstore_spec("gs://bucket/a/b?user_project=mine") == (spec, "a/b/")
+    assert kvstore_spec("gs://bucket/a#b/c%20d?user_project=mine") == (spec, "a#b/c%20d/")
     with pytest.raises(CheckpointError, match=r"cannot open gs://bucket/a\?no_such=1: .*no_such"):
         KvStoreStorage("gs://bucket/a?no_such=1")

@@ -72,6 +72,17 @@ def test_a_path_means_a_store(tmp_path: Path) -> None:
         open_storage("http://host/a")
 
 
+def test_every_letter_of_a_url_is_one_of_a_name() -> None:
+    """Roots that differ by a `#` or a `%` alone are two, and a folder is the same one whether it
+    is named by its own URL or in its parent's store.
+    """
+    urls = [f"memory://letters{end}/run{end}" for end in ("", "#1", "#2", "%201", " 1", "%23")]
+    for number, url in enumerate(urls):
+        save(url, {"w": np.full(3, number)})
+    assert [load(url)["w"][0] for url in urls] == list(range(len(urls)))
+    assert all("checkpoint.json" in StorePath.of(url).names() for url in urls)
+
+
 def test_a_scheme_of_somebody_elses(tmp_path: Path) -> None:
     """A registered scheme means the opener's store, which managers and loads use like any other."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import StepExists, load, save, verify
+from holdfast.checkpoint import (
+    CheckpointManager,
+    Corrupt,
+    Options,
+    StepExists,
+    load,
+    save,
+    verify,
+)
 from holdfast.checkpoint.format.pack_header import HEADER_BYTES
 from holdfast.checkpoint.format.record import parse_record, read_record
 from holdfast.checkpoint.layouts.detect import open_checkpoint
@@ -18,6 +27,8 @@ from holdfast.checkpoint.steps.object_claims import open_claims
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath, open_storage
+from holdfast.checkpoint.storage.tombstone import sealed_json
+from holdfast.checkpoint.tools import copy
 from holdfast.checkpoint.tools.copy import copy_checkpoint, file_sizes
 from holdfast.checkpoint.tools.repack import repack
 
@@ -76,6 +87,63 @@ def test_packs_that_are_too_long_are_divided(tmp_path: Path) -> None:
     save(tmp_path / "c", tree, step=4)
     with pytest.raises(StepExists, match="another checkpoint"):
         copy_checkpoint(StorePath(LocalStorage(tmp_path / "c")), target, claims)
+
+
+class Wider(Bounded):
+    """A store that takes files of three of the chunks below."""
+
+    limit_bytes = HEADER_BYTES + (3 << 20)
+
+
+def _save_incremental(root: Path) -> dict[str, Any]:
+    """Saves steps 0 to 3, of which some values change; returns the last tree."""
+    rng = np.random.default_rng(0)
+    tree = {f"w{i:02}": rng.integers(0, 255, 1 << 20, dtype=np.uint8) for i in range(80)}
+    with CheckpointManager(root, options=Options(incremental=True)) as manager:
+        for step, changed in enumerate([[], [0, 1, 2, 3, 4, 20, 21], [3], [2]]):
+            tree |= {f"w{i:02}": np.full(1 << 20, 16 * step + i, np.uint8) for i in changed}
+            manager.save(step, tree)
+    return tree
+
+
+@pytest.mark.parametrize("store", [Bounded, Wider])
+def test_of_an_incremental_step_each_value_is_copied_as_it_is_now(
+    store: type[Bounded], tmp_path: Path
+) -> None:
+    """A file that was linked has values of before too, of leaves that are in newer files by now.
+    None comes back, whichever of the files are divided.
+    """
+    tree = _save_incremental(tmp_path / "a")
+    source = StorePath(LocalStorage(tmp_path / "a"), "3")
+    local = open_storage(tmp_path / "b")
+    target = StorePath(store(local, lambda done: None), "3")
+    copy_checkpoint(source, target, open_claims(local))
+    copied = load(tmp_path / "b")
+    assert [name for name in tree if copied[name].tobytes() != tree[name].tobytes()] == []
+
+
+def test_a_record_that_names_other_values_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole as they are: the copy's chunks are compared with those of the source."""
+    _save_incremental(tmp_path / "a")
+
+    def repack_wrongly(*arguments: Any) -> Any:
+        jobs, data = repack(*arguments)
+        about = json.loads(data)
+        leaves = {leaf["path"]: leaf for leaf in about["items"]["state"]["leaves"]}
+        # In whose file a chunk of before lies too.
+        leaves["w03"]["cells"] = leaves["w05"]["cells"]
+        del about["crc32c"]
+        return jobs, sealed_json(about)
+
+    monkeypatch.setattr(copy, "repack", repack_wrongly)
+    source = StorePath(LocalStorage(tmp_path / "a"), "3")
+    local = open_storage(tmp_path / "b")
+    target = StorePath(Wider(local, lambda done: None), "3")
+    with pytest.raises(Corrupt, match="would have other values than"):
+        copy_checkpoint(source, target, open_claims(local))
+    assert not (tmp_path / "b/3/checkpoint.json").exists()
 
 
 def test_the_new_files_hold_each_chunk_once(tmp_path: Path) -> None:
