@@ -37,8 +37,8 @@ MOST: dict[str, dict[str, int]] = {
 # Tokens by room, in thousands. Who has given some back lowers its number; to raise one is a
 # decision, which its commit explains.
 MOST_TOKENS = {
-    "coordination": 73.3,
-    "multihost": 47.9,
+    "coordination": 73.4,
+    "multihost": 48.0,
     "checkpoint": 197.1,
     "launch": 53.4,
     "compat": 35.8,

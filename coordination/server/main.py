@@ -26,7 +26,7 @@ import click
 
 from ..core.machine import Machine
 from ..credentials import require_together
-from ..limits import Config, Limits
+from ..limits import Config, Limits, NumberRange
 from .journal import JournalError, SqliteJournal
 from .listening import Listening, Tls
 from .metrics import MetricsServer
@@ -108,35 +108,35 @@ class Options:
 )
 @click.option(
     "--heartbeat-timeout-s",
-    type=click.FloatRange(0.1, math.inf, max_open=True),
+    type=NumberRange(0.1, math.inf, max_open=True),
     default=100.0,
     show_default=True,
     help="Silence after which a process is lost.",
 )
 @click.option(
     "--reconnect-grace-s",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=5.0,
     show_default=True,
     help="A process whose side closed its connection without a goodbye is lost after that.",
 )
 @click.option(
     "--shutdown-timeout-s",
-    type=click.FloatRange(0.1),
+    type=NumberRange(0.1),
     default=300.0,
     show_default=True,
     help="Wait of the first to shut down for the rest.",
 )
 @click.option(
     "--linger-s",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=60.0,
     show_default=True,
     help="Ends when all have been dead so long; 0: never.",
 )
 @click.option(
     "--startup-timeout-s",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=3_600.0,
     show_default=True,
     help="Ends when nobody came; 0: never.",
