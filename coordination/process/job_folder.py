@@ -204,15 +204,15 @@ class LaunchedJob:
         for left in parent.glob(f"{_LAUNCHED}*"):
             if _read_launched(left) is None:
                 left.unlink(missing_ok=True)
-        path = parent / f"{_LAUNCHED}{_digest(self.job_id)}-{self.pid}"
+        path = parent / f"{_LAUNCHED}{digest_of(self.job_id)}-{self.pid}"
         whole = parent / f".{path.name}"
         whole.write_text(json.dumps(asdict(self)))
         whole.replace(path)
 
 
-def _digest(job_id: str) -> str:
-    # A job's id may be no name of a file.
-    return hashlib.sha256(job_id.encode()).hexdigest()[:32]
+def digest_of(job_id: str) -> str:
+    """Returns a name for a file of a job: its id may be none, or too long for a socket's path."""
+    return hashlib.sha256(job_id.encode()).hexdigest()[:16]
 
 
 def launched_jobs(job_id: str | None = None) -> list[LaunchedJob]:
@@ -223,7 +223,7 @@ def launched_jobs(job_id: str | None = None) -> list[LaunchedJob]:
     with contextlib.suppress(OSError, CoordinationError):
         parent = user_folder()
         _check_owner(parent)
-        name = "" if job_id is None else f"{_digest(job_id)}-"
+        name = "" if job_id is None else f"{digest_of(job_id)}-"
         found = [_read_launched(path) for path in parent.glob(f"{_LAUNCHED}{name}*")]
     jobs = [job for job in found if job is not None]
     return sorted(jobs, key=lambda job: job.ended_unix_s or math.inf)

@@ -17,7 +17,7 @@ from jax._src import clusters
 
 from holdfast.coordination.address import UNIX
 from holdfast.coordination.names import LOCAL_DEVICES
-from holdfast.coordination.process.job_folder import user_folder
+from holdfast.coordination.process.job_folder import digest_of, user_folder
 
 from ..ray_train import RayTrainWorker, current_worker
 from ..spec import ProcessSpec
@@ -165,7 +165,7 @@ def _said_by(starter: ClusterEnv) -> dict[str, Any]:
     if starter.port and starter.first_host:
         said["coordinator"] = f"{starter.first_host}:{starter.port}"
     elif starter.on_one_machine and starter.num_processes > 1 and starter.job_id != ANY_MPI_JOB:
-        said["coordinator"] = f"{UNIX}{user_folder(create=True) / starter.bare_job[0]}"
+        said["coordinator"] = f"{UNIX}{user_folder(create=True) / digest_of(starter.bare_job[0])}"
     return said
 
 
