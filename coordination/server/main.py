@@ -24,6 +24,7 @@ from typing import Any
 
 import click
 
+from ..address import UNIX, join_address
 from ..core.machine import Machine
 from ..credentials import require_together
 from ..limits import Config, Limits, NumberRange
@@ -274,7 +275,7 @@ def serve(
     """
     doubt = _allow_connections(config.num_tasks)
     journal = None if options.journal is None else SqliteJournal(options.journal, time.monotonic)
-    listening = Listening(_address(options.host, options.port), tls, token)
+    listening = Listening(join_address(options.host, options.port), tls, token)
     machine = _machine(config, journal)
     if doubt:
         print(f"holdfast coordinator: {doubt}", file=sys.stderr, flush=True)
@@ -286,7 +287,7 @@ def serve(
         service.publish_status()
         host = options.metrics_host
         metrics = MetricsServer(service.published_status, options.metrics_port, host)
-        url = f"http://{_address(host, metrics.port)}/metrics"
+        url = f"http://{join_address(host, metrics.port)}/metrics"
         print(f"metrics at {url}", file=sys.stderr, flush=True)
     with contextlib.ExitStack() as at_end:
         transport = Transport(service, listening)
@@ -344,7 +345,7 @@ def _allow_connections(num_tasks: int) -> str:
 
 def _warn_if_open(host: str, listening: Listening) -> None:
     loopback = ("127.0.0.1", "localhost", "::1", "[::1]")
-    if listening.tls is not None or _is_socket(host) or host in loopback:
+    if listening.tls is not None or host.startswith(UNIX) or host in loopback:
         return
     if listening.token is None:
         text = (
@@ -369,7 +370,7 @@ def _announce(
     host = options.advertise or options.host
     if host in ("0.0.0.0", "::", "[::]"):
         host = socket.gethostname()
-    address = _address(host, port)
+    address = join_address(host, port)
     at_end.callback(_remove_own, options, address)
     if journal is not None:
         journal.announce(address)
@@ -402,15 +403,3 @@ def _log_to(path: str) -> None:
     )
     assert handler.stream is not None
     os.dup2(handler.stream.fileno(), 2)
-
-
-def _is_socket(host: str) -> bool:
-    return host.startswith("unix:")
-
-
-def _address(host: str, port: int) -> str:
-    if _is_socket(host):
-        return host
-    if ":" in host and not host.startswith("["):
-        host = f"[{host}]"
-    return f"{host}:{port}"
