@@ -324,12 +324,13 @@ def test_a_job_over_several_machines_is_closed(short_path: Path) -> None:
             StatusClient(published["coordinator"], timeout_s=1.0) as stranger,
         ):
             stranger.status()
-        (folder,) = short_path.glob("0/holdfast-*/job-*")
+        (folder,) = short_path.glob("0/holdfast-*/*/job-*")
         job = JobFolder(folder).job()
         assert job is not None
     assert wait_until_ended([job.pid])
     assert not folder.exists() and list((short_path / "shared").iterdir()) == []
-    assert not [*short_path.glob("*/holdfast-*/relay-*")], "it goes with the last process of a node"
+    left = short_path.glob("*/holdfast-*/*/relay-*")
+    assert not [*left], "it goes with the last process of a node"
 
 
 def test_whose_relay_is_missing_is_named(
@@ -343,7 +344,7 @@ def test_whose_relay_is_missing_is_named(
     with pytest.raises(StartupTimeout, match="process 2 has not published the relay of this node"):
         task.run_task(["true"], SLURM | {"SLURM_GTIDS": "2,3"}, settings)
     # That of a node whose processes were all killed goes with the next start.
-    folder = short_path / f"holdfast-{os.getuid()}"
+    folder = user_folder()
     write_files(folder, {"relay-old.1.n": json.dumps({"relay": "unix:/x", "pid": 1 << 22})})
     given = ("--coordinator", "127.0.0.1:1", "--secrets", str(tmp_path))
     options = (*given, "--job-id", "a/b", "--", "true")
