@@ -28,17 +28,25 @@ class StartupFailed(JobError):
 class Preempted(JobError):
     """The job had to give its machines back. Has a budget of its own."""
 
+    _may_follow_death = False
+
 
 class WorkerFailed(JobError):
     """A process died or raised. Has a budget of its own."""
+
+    _may_follow_death = False
 
 
 class Hang(JobError):
     """A process made no progress for `timeout_s` seconds. Retryable, with a stack dump."""
 
+    _may_follow_death = False
+
 
 class Fatal(JobError):
     """Starting again cannot help. Never retried."""
+
+    _may_follow_death = False
 
 
 def failed_start(spec: ProcessSpec, why: str) -> StartupFailed:
