@@ -33,21 +33,28 @@ class CheckpointError(HoldfastError):
 class StepExists(CheckpointError):
     """Says that the step is already there, and stays as it is."""
 
+    _may_follow_death = False
+
 
 class StepOutOfOrder(CheckpointError):
     """Says that a save would come at or below the `newest` step, though its manager has not gone
     back to a lower one; nothing was written.
     """
 
+    _may_follow_death = False
     newest: int | None = None
 
 
 class StepNotFound(CheckpointError):
     """Says that no such step (or item) is there."""
 
+    _may_follow_death = False
+
 
 class StepGone(CheckpointError):
     """Says that the step was deleted, or overwritten, while it was being read."""
+
+    _may_follow_death = False
 
 
 class SaveFailed(CheckpointError):
@@ -68,6 +75,7 @@ class ReplicasDiffer(CheckpointError):
     replica is not that of most; all of them in the message.
     """
 
+    _may_follow_death = False
     leaf: str = ""
 
 
@@ -80,6 +88,7 @@ class CommitUnknown(CheckpointError):
 class Corrupt(CheckpointError):
     """Says that stored bytes are not what was written: the file and, where known, the leaf."""
 
+    _may_follow_death = False
     file: str = ""
     leaf: str = ""
 
@@ -92,6 +101,7 @@ class Corrupt(CheckpointError):
 class TreeMismatch(CheckpointError):
     """Says that the checkpoint and what was asked for differ in structure, shape or dtype."""
 
+    _may_follow_death = False
     leaf: str = ""
     expected: str = ""
     found: str = ""
@@ -100,6 +110,7 @@ class TreeMismatch(CheckpointError):
 class UnsupportedLeaf(CheckpointError):
     """Says that a leaf of the tree is of a type that cannot be saved."""
 
+    _may_follow_death = False
     leaf: str = ""
     found: str = ""
 
@@ -109,6 +120,7 @@ class NotEnoughMemory(CheckpointError):
     `needed_bytes` of all processes that share it, `free_bytes`, and the leaf that needs the most.
     """
 
+    _may_follow_death = False
     leaf: str = ""
     needed_bytes: int = 0
     free_bytes: int = 0
@@ -119,6 +131,7 @@ class HostileCheckpoint(CheckpointError):
     or not ours.
     """
 
+    _may_follow_death = False
     file: str = ""
 
     @classmethod

@@ -33,6 +33,7 @@ from rich.progress import (
 from holdfast.coordination import HoldfastError
 from holdfast.coordination.diagnosis.summary import counted
 from holdfast.coordination.limits import Limits
+from holdfast.coordination.number_range import NumberRange
 
 from .interrupts import EXIT_INTERRUPTED, raise_at_interrupts
 
@@ -126,7 +127,7 @@ local_option = click.option(
 def _seconds_option(name: str, default: float, help: str) -> Callable[[_Command], _Command]:
     return click.option(
         name,
-        type=click.FloatRange(0),
+        type=NumberRange(0),
         default=default,
         show_default=True,
         metavar="SECONDS",
@@ -142,7 +143,7 @@ commit_grace_s_option = _seconds_option(
 )
 heartbeat_timeout_option = click.option(
     "--heartbeat-timeout-s",
-    type=click.FloatRange(0.1),
+    type=NumberRange(0.1),
     default=60.0,
     show_default=True,
     metavar="SECONDS",
@@ -243,7 +244,7 @@ def restart_options(
         _seconds_option("--preemption-grace-s", 120.0, "To save and leave after a notice."),
         click.option(
             "--stall-timeout-s",
-            type=click.FloatRange(0, min_open=True),
+            type=NumberRange(0, min_open=True),
             default=math.inf,
             metavar="SECONDS",
             help=(
@@ -253,7 +254,7 @@ def restart_options(
         ),
         click.option(
             "--straggler-steps",
-            type=click.FloatRange(1),
+            type=NumberRange(1),
             default=math.inf,
             metavar="STEPS",
             help="Say who is so many steps behind the median, and where.  [default: never]",

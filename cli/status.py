@@ -19,6 +19,7 @@ from holdfast.coordination.diagnosis.findings import Evidence, Finding, at_later
 from holdfast.coordination.diagnosis.stacks import fold
 from holdfast.coordination.diagnosis.status_json import message_json, status_json
 from holdfast.coordination.diagnosis.summary import fold_saves, printable
+from holdfast.coordination.number_range import NumberRange
 from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.process.job_folder import launched_jobs
 from holdfast.proto import session_pb2
@@ -85,14 +86,14 @@ failed."""
 )
 @click.option(
     "--interval-s",
-    type=click.FloatRange(0.1),
+    type=NumberRange(0.1),
     default=1.0,
     show_default=True,
     help="Between two polls, with --watch.",
 )
 @click.option(
     "--timeout-s",
-    type=click.FloatRange(0.1),
+    type=NumberRange(0.1),
     default=5.0,
     show_default=True,
     help="For one answer.",

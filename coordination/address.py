@@ -26,6 +26,17 @@ def split_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def join_address(host: str, port: int) -> str:
+    """Returns where a service at `host` is, as `split_address` takes it: an IPv6 host in brackets.
+    unix:PATH has no port.
+    """
+    if host.startswith(UNIX):
+        return host
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    return f"{host}:{port}"
+
+
 def beside(address: str, name: str) -> str:
     """Returns the address of another socket in the folder of a Unix socket."""
     return f"{address.rpartition('/')[0]}/{name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 
@@ -16,6 +17,8 @@ class Deadline:
     __slots__ = ("at", "timeout_s")
 
     def __init__(self, timeout_s: float) -> None:
+        if math.isnan(timeout_s):
+            raise ValueError("a timeout of nan: expected a number of seconds")
         self.timeout_s = timeout_s
         self.at = time.monotonic() + timeout_s
 

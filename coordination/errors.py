@@ -27,6 +27,8 @@ class HoldfastError(Exception):
     TypeError. Instances pickle with their facts, so they can cross processes.
     """
 
+    _may_follow_death = True  # whether the death of another process can cause it
+
     def __init__(self, message: str = "", **facts: Any) -> None:
         super().__init__(on_the_wire(message))  # it is printed, whatever it quotes
         for name, value in facts.items():

@@ -35,22 +35,27 @@ class Preempted(JobError):
     """The job had to give its machines back. Has a budget of its own."""
 
     exit_code = 75
+    _may_follow_death = False
 
 
 class WorkerFailed(JobError):
     """A process died or raised. Has a budget of its own."""
+
+    _may_follow_death = False
 
 
 class Hang(JobError):
     """A process made no progress for `timeout_s` seconds. Retryable, with a stack dump."""
 
     exit_code = 124
+    _may_follow_death = False
 
 
 class Fatal(JobError):
     """Starting again cannot help. Never retried."""
 
     exit_code = 93
+    _may_follow_death = False
 
 
 def failed_start(spec: ProcessSpec, why: str) -> StartupFailed:

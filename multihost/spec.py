@@ -109,6 +109,15 @@ class ProcessSpec:
             "JAX_COORDINATOR_BIND_ADDRESS": _IDLE_SERVICE,
         }
 
+    def set_in(self, environment: MutableMapping[str, str]) -> None:
+        """Sets the variables of `to_env`, and removes those of an outer job, whose process has
+        started this launcher. Credentials that no job has set are the user's, and stay.
+        """
+        if any(map(environment.get, _REQUIRED)):
+            for key in _KEYS:
+                environment.pop(key, None)
+        environment.update(self.to_env())
+
     @classmethod
     def from_env(cls, environment: Mapping[str, str]) -> Self | None:
         """Reads what `to_env` wrote; None where no launcher of ours has written.

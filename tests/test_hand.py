@@ -37,8 +37,8 @@ MOST: dict[str, dict[str, int]] = {
 # Tokens by room, in thousands. Who has given some back lowers its number; to raise one is a
 # decision, which its commit explains.
 MOST_TOKENS = {
-    "coordination": 73.3,
-    "multihost": 48.2,
+    "coordination": 73.5,
+    "multihost": 48.5,
     "checkpoint": 197.4,
     "launch": 53.4,
     "compat": 35.8,

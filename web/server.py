@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from holdfast.coordination.address import join_address
 from holdfast.coordination.distribution import install_command
 from holdfast.coordination.process.job_folder import LaunchedJob
 
@@ -188,7 +189,6 @@ def serve_page(
     option = "--web-port" if end_with_input else "--port"  # `holdfast run --web` starts it so
     with _listening(host, port, option) as listener:
         address, port, *_ = listener.getsockname()
-        shown_host = f"[{address}]" if ":" in address else address
 
         async def serve() -> None:
             hub = Hub()
@@ -203,7 +203,7 @@ def serve_page(
                 server = _make_server(uvicorn, app, hub)
                 if end_with_input:
                     threading.Thread(target=server.end_with_input, daemon=True).start()
-                announce(f"http://{shown_host}:{port}/{token}/")
+                announce(f"http://{join_address(address, port)}/{token}/")
                 await server.serve(sockets=[listener])
 
         asyncio.run(serve())

@@ -28,8 +28,9 @@ from ..address import connect
 from ..credentials import Credentials
 from ..diagnosis.verdict import BY_LAUNCHER
 from ..errors import CoordinationError
+from ..mounts import boot_id
 
-_LONGEST_BASE = 60  # bytes: a socket's path has at most 107
+_LONGEST_BASE = 51  # bytes: a socket's path has at most 107
 _CONNECT_TIMEOUT_S = 2.0
 _LAUNCHED = "launched-"  # begins the names of files of launchers
 _ENDED_KEPT_S = 3600.0
@@ -204,15 +205,15 @@ class LaunchedJob:
         for left in parent.glob(f"{_LAUNCHED}*"):
             if _read_launched(left) is None:
                 left.unlink(missing_ok=True)
-        path = parent / f"{_LAUNCHED}{_digest(self.job_id)}-{self.pid}"
+        path = parent / f"{_LAUNCHED}{digest_of(self.job_id)}-{self.pid}"
         whole = parent / f".{path.name}"
         whole.write_text(json.dumps(asdict(self)))
         whole.replace(path)
 
 
-def _digest(job_id: str) -> str:
-    # A job's id may be no name of a file.
-    return hashlib.sha256(job_id.encode()).hexdigest()[:32]
+def digest_of(job_id: str) -> str:
+    """Returns a name for a file of a job: its id may be none, or too long for a socket's path."""
+    return hashlib.sha256(job_id.encode()).hexdigest()[:16]
 
 
 def launched_jobs(job_id: str | None = None) -> list[LaunchedJob]:
@@ -222,8 +223,8 @@ def launched_jobs(job_id: str | None = None) -> list[LaunchedJob]:
     found = []
     with contextlib.suppress(OSError, CoordinationError):
         parent = user_folder()
-        _check_owner(parent)
-        name = "" if job_id is None else f"{_digest(job_id)}-"
+        _check_owner(parent.parent)
+        name = "" if job_id is None else f"{digest_of(job_id)}-"
         found = [_read_launched(path) for path in parent.glob(f"{_LAUNCHED}{name}*")]
     jobs = [job for job in found if job is not None]
     return sorted(jobs, key=lambda job: job.ended_unix_s or math.inf)
@@ -241,18 +242,21 @@ def _read_launched(path: Path) -> LaunchedJob | None:
 
 
 def user_folder(*, create: bool = False) -> Path:
-    """Returns the folder of this user's jobs on this machine: holdfast-UID in the temporary folder,
-    in /tmp where that is too long.
+    """Returns the folder of this user's jobs on this machine, since it was started: in holdfast-UID
+    in the temporary folder, in /tmp where that is too long. Hosts may share that folder, and what
+    another host has there cannot be judged here.
 
     With `create` it exists on return, and nobody else can enter it. Raises CoordinationError where
     that cannot be had: it is another user's, a link, or there is no temporary folder.
     """
     try:
-        path = temporary_base() / f"holdfast-{os.getuid()}"
+        own = temporary_base() / f"holdfast-{os.getuid()}"
+        path = own / boot_id()[:8]
         if create:
-            path.mkdir(mode=0o700, exist_ok=True)
-            _check_owner(path)
-            keep_from_cleaners(path)
+            own.mkdir(mode=0o700, exist_ok=True)
+            _check_owner(own)
+            keep_from_cleaners(own)
+            path.mkdir(exist_ok=True)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         message = (
@@ -301,7 +305,7 @@ def job_folders() -> list[JobFolder]:
     """
     try:
         parent = user_folder()
-        _check_owner(parent)
+        _check_owner(parent.parent)
         begun = {}
         for path in parent.glob("job-*"):
             with contextlib.suppress(FileNotFoundError):  # removed beside this look

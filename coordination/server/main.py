@@ -24,9 +24,11 @@ from typing import Any
 
 import click
 
+from ..address import UNIX, join_address
 from ..core.machine import Machine
 from ..credentials import require_together
 from ..limits import Config, Limits
+from ..number_range import NumberRange
 from .journal import JournalError, SqliteJournal
 from .listening import Listening, Tls
 from .metrics import MetricsServer
@@ -108,35 +110,35 @@ class Options:
 )
 @click.option(
     "--heartbeat-timeout-s",
-    type=click.FloatRange(0.1, math.inf, max_open=True),
+    type=NumberRange(0.1, math.inf, max_open=True),
     default=100.0,
     show_default=True,
     help="Silence after which a process is lost.",
 )
 @click.option(
     "--reconnect-grace-s",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=5.0,
     show_default=True,
     help="A process whose side closed its connection without a goodbye is lost after that.",
 )
 @click.option(
     "--shutdown-timeout-s",
-    type=click.FloatRange(0.1),
+    type=NumberRange(0.1),
     default=300.0,
     show_default=True,
     help="Wait of the first to shut down for the rest.",
 )
 @click.option(
     "--linger-s",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=60.0,
     show_default=True,
     help="Ends when all have been dead so long; 0: never.",
 )
 @click.option(
     "--startup-timeout-s",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=3_600.0,
     show_default=True,
     help="Ends when nobody came; 0: never.",
@@ -274,7 +276,7 @@ def serve(
     """
     doubt = _allow_connections(config.num_tasks)
     journal = None if options.journal is None else SqliteJournal(options.journal, time.monotonic)
-    listening = Listening(_address(options.host, options.port), tls, token)
+    listening = Listening(join_address(options.host, options.port), tls, token)
     machine = _machine(config, journal)
     if doubt:
         print(f"holdfast coordinator: {doubt}", file=sys.stderr, flush=True)
@@ -286,7 +288,7 @@ def serve(
         service.publish_status()
         host = options.metrics_host
         metrics = MetricsServer(service.published_status, options.metrics_port, host)
-        url = f"http://{_address(host, metrics.port)}/metrics"
+        url = f"http://{join_address(host, metrics.port)}/metrics"
         print(f"metrics at {url}", file=sys.stderr, flush=True)
     with contextlib.ExitStack() as at_end:
         transport = Transport(service, listening)
@@ -344,7 +346,7 @@ def _allow_connections(num_tasks: int) -> str:
 
 def _warn_if_open(host: str, listening: Listening) -> None:
     loopback = ("127.0.0.1", "localhost", "::1", "[::1]")
-    if listening.tls is not None or _is_socket(host) or host in loopback:
+    if listening.tls is not None or host.startswith(UNIX) or host in loopback:
         return
     if listening.token is None:
         text = (
@@ -369,7 +371,7 @@ def _announce(
     host = options.advertise or options.host
     if host in ("0.0.0.0", "::", "[::]"):
         host = socket.gethostname()
-    address = _address(host, port)
+    address = join_address(host, port)
     at_end.callback(_remove_own, options, address)
     if journal is not None:
         journal.announce(address)
@@ -402,15 +404,3 @@ def _log_to(path: str) -> None:
     )
     assert handler.stream is not None
     os.dup2(handler.stream.fileno(), 2)
-
-
-def _is_socket(host: str) -> bool:
-    return host.startswith("unix:")
-
-
-def _address(host: str, port: int) -> str:
-    if _is_socket(host):
-        return host
-    if ":" in host and not host.startswith("["):
-        host = f"[{host}]"
-    return f"{host}:{port}"

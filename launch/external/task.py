@@ -23,7 +23,7 @@ from typing import Any
 
 from holdfast.coordination import CoordinationError, Relay, StatusClient
 from holdfast.coordination.address import address_towards, own_host
-from holdfast.coordination.process.job_folder import user_folder
+from holdfast.coordination.process.job_folder import digest_of, user_folder
 from holdfast.multihost import ProcessSpec, StartupFailed, StartupTimeout
 from holdfast.multihost.start.launchers import ClusterEnv, detect
 
@@ -187,7 +187,7 @@ def _rendezvous(detected: ClusterEnv, settings: TaskSettings) -> tuple[str, JobS
         require_cryptography()  # in all, not to wait for a process 0 that cannot go on
     folder = settings.rendezvous or user_folder(create=True)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"{detected.job_id}.{detected.attempt}.json"
+    path = folder / f"{digest_of(detected.job_id)}.{detected.attempt}.json"
     if detected.process_id != 0:
         published = _wait_for(path, _gathers, "process 0 has not published a coordinator")
         return str(published["coordinator"]), JobSecrets.take_from_env(published)
@@ -223,7 +223,7 @@ def _relay(
     """
     folder = user_folder(create=True)
     first = detected.on_node[0]
-    path = folder / f"relay-{detected.job_id}.{detected.attempt}.{first}"
+    path = folder / f"relay-{digest_of(detected.job_id)}.{detected.attempt}.{first}"
     with contextlib.ExitStack() as held:
         if detected.process_id == first:
             _remove_left(folder)

@@ -28,7 +28,8 @@ def worker_env(
     env.setdefault("PYTHONUNBUFFERED", "1")
     if devices := own_devices(env, spec.local_rank or 0, share_of):
         env[LOCAL_DEVICES] = devices
-    return env | spec.to_env(), lines
+    spec.set_in(env)
+    return env, lines
 
 
 def own_devices(environment: Mapping[str, str], local_rank: int, share_of: int) -> str:

@@ -147,7 +147,7 @@ def folder_of(environment: Mapping[str, str]) -> Path | None:
     elif os.path.isabs(cache) and not _is_on_network(Path(cache)):
         root = Path(cache, "holdfast", "compiled")
     else:
-        root = user_folder() / "compiled"
+        root = user_folder().parent / "compiled"  # which outlives a start of this machine
     return root / f"jaxlib-{jaxlib_version}-{_processor()}"
 
 

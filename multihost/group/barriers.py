@@ -46,7 +46,8 @@ def unique_barrier_key(key: str, *, prefix: str | None = None, suffix: str | Non
 
 
 def get_barrier_sync_fn(*, processes: Collection[int] | None = None) -> BarrierSyncFn:
-    """Returns the barrier of all processes (None), or of those given by their numbers.
+    """Returns the barrier of all processes (None; none named too, as Orbax has it), or of those
+    given by their numbers.
 
     It does nothing where there is nobody to wait for. The function is safe from several threads:
     different keys never wait for each other, one key may be used again. It raises BarrierTimeout

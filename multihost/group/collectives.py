@@ -6,6 +6,7 @@ They are computed on a helper thread, so that a dead peer is never a hang.
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -35,23 +36,32 @@ def global_max(values: Sequence[int], *, timeout_s: float | None = None) -> list
 
     `values` has the same length everywhere, within 32 bits. Every process calls it. Blocks for at
     most `timeout_s` (default 300). Raises ProcessLost when a peer is dead, BarrierTimeout naming
-    who did not call it, and ValueError for what does not fit into int32, or where the processes do
-    not call it alike: on all of them, before the devices compute.
+    who did not call it, TypeError for what is no integer, and ValueError for what does not fit into
+    int32, or where the processes do not call it alike: on all of them, before the devices compute.
     """
     deadline = deadline_of(timeout_s)
-    limits = np.iinfo(np.int32)
-    outside = [value for value in values if not limits.min <= value <= limits.max]
-    if outside:
-        error = ValueError(
-            f"global_max of {outside[0]}: expected integers from {limits.min} to {limits.max}"
-        )
+    try:
+        own = [_int32(value) for value in values]
+    except (TypeError, ValueError) as error:
         _tell_others("global_max", error, deadline)
-        raise error
-    row = np.array([values], dtype=np.int32)
-    check_match("global_max", [f"{len(values)} integers"], deadline)
-    if jax.process_count() == 1 or not values:
-        return [int(value) for value in values]
+        raise
+    row = np.array([own], dtype=np.int32)
+    check_match("global_max", [f"{len(own)} integers"], deadline)
+    if jax.process_count() == 1 or not own:
+        return own
     return bounded("global_max", lambda: [int(value) for value in _reduced(row, "max")], deadline)
+
+
+def _int32(value: Any) -> int:
+    limits = np.iinfo(np.int32)
+    expected = f"global_max of {value}: expected integers from {limits.min} to {limits.max}"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(expected) from None
+    if not limits.min <= number <= limits.max:
+        raise ValueError(expected)
+    return number
 
 
 def broadcast_one_to_all(

@@ -33,6 +33,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from holdfast.coordination.address import join_address
+
 from ..closing import Closing
 from .peer_tls import BadTlsFiles, PeerTls
 
@@ -120,7 +122,7 @@ class PartServer(Closing):
         self._is_closed = False
         self._counts = {"connections": 0, "refused": 0, "served_bytes": 0}
         port = self._listener.getsockname()[1]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = join_address(host, port)
         _thread.start_new_thread(self._accept, ())  # in one operation: Ctrl-C may come
 
     # --- what it serves

@@ -21,7 +21,7 @@ from holdfast.coordination import (
     ServiceTimeouts,
     StatusClient,
 )
-from holdfast.coordination.address import UNIX, split_address
+from holdfast.coordination.address import UNIX, join_address, split_address
 from holdfast.coordination.diagnosis.summary import counted
 from holdfast.coordination.limits import HEARTBEATS_PER_TIMEOUT
 from holdfast.proto.coordination_pb2 import CONNECTED
@@ -159,7 +159,7 @@ def gather_workers(
     spec = ProcessSpec(
         process_id=worker.rank,
         num_processes=worker.num_workers,
-        coordinator=f"{worker.host}:1",  # until rank 0 has told
+        coordinator=join_address(worker.host, 1),  # until rank 0 has told
         job_id=worker.run_id,
         slice_id=worker.rank * worker.num_slices // worker.num_workers,
         num_slices=worker.num_slices,

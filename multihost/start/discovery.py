@@ -15,9 +15,9 @@ from typing import Any
 
 from jax._src import clusters
 
-from holdfast.coordination.address import UNIX
+from holdfast.coordination.address import UNIX, join_address
 from holdfast.coordination.names import LOCAL_DEVICES
-from holdfast.coordination.process.job_folder import user_folder
+from holdfast.coordination.process.job_folder import digest_of, user_folder
 
 from ..ray_train import RayTrainWorker, current_worker
 from ..spec import ProcessSpec
@@ -163,9 +163,9 @@ def _said_by(starter: ClusterEnv) -> dict[str, Any]:
         "process_id": starter.process_id,
     }
     if starter.port and starter.first_host:
-        said["coordinator"] = f"{starter.first_host}:{starter.port}"
+        said["coordinator"] = join_address(starter.first_host, starter.port)
     elif starter.on_one_machine and starter.num_processes > 1 and starter.job_id != ANY_MPI_JOB:
-        said["coordinator"] = f"{UNIX}{user_folder(create=True) / starter.bare_job[0]}"
+        said["coordinator"] = f"{UNIX}{user_folder(create=True) / digest_of(starter.bare_job[0])}"
     return said
 
 

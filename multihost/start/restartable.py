@@ -208,12 +208,15 @@ def _next_attempt(spec: ProcessSpec, error: BaseException) -> NextAttempt | None
     if not any(map(_may_come_from_another, _chain(error))):
         return None
     member = current_job().get(Membership)
-    known_s = 60.0 if member is None else member.client.heartbeat_timeout_s
+    known_s = _MARGIN_S + (60.0 if member is None else member.client.heartbeat_timeout_s)
+    if not isinstance(error, AttemptOver):  # for which the launcher has said it
+        text = "waiting for at most %.0f s until the launcher says whether a death has caused %r"
+        _log.warning(text, known_s, error)
     with (
         contextlib.suppress(CoordinationError),
         StatusClient(spec.coordinator, spec.new_credentials()) as client,
     ):
-        told = client.wait_for_key(NEXT_KEY, timeout_s=known_s + _MARGIN_S)
+        told = client.wait_for_key(NEXT_KEY, timeout_s=known_s)
         following = NextAttempt.FromString(told)
         return following if spec.process_id in following.staying else None
     return None
@@ -223,8 +226,10 @@ def _may_come_from_another(error: BaseException) -> bool:
     """Returns whether the death of another process can cause the error: a call of ours that needs
     it, or a collective, whose error jax raises by several classes, with a status for a text.
     """
-    is_ours = isinstance(error, HoldfastError | AttemptOver | jax.errors.JaxRuntimeError)
-    return is_ours or _STATUS.match(str(error)) is not None
+    if isinstance(error, HoldfastError):
+        return error._may_follow_death
+    is_known = isinstance(error, AttemptOver | jax.errors.JaxRuntimeError)
+    return is_known or _STATUS.match(str(error)) is not None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

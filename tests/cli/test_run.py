@@ -282,6 +282,18 @@ def test_a_mistyped_option_is_no_command(command: str) -> None:
     assert "o such option" in said and mistyped in said and "--lr" not in said, said
 
 
+def test_no_option_takes_what_is_no_number() -> None:
+    """No range refuses nan by itself, and a wait of nan seconds ends at once or never."""
+    context = click.Context(main)
+    commands = [main.get_command(context, name) for name in main.list_commands(context)]
+    options = [each for command in commands if command is not None for each in command.params]
+    numbers = [each for each in options if isinstance(each.type, click.types.FloatParamType)]
+    assert len(numbers) > 10
+    for each in numbers:
+        with pytest.raises(click.BadParameter, match="'nan' is not a number"):
+            each.type.convert("nan", each, context)
+
+
 def test_what_the_system_refuses_is_no_usage(tmp_path: Path) -> None:
     """A log folder below a file: one sentence, and no text on how to call the command."""
     (tmp_path / "file").touch()

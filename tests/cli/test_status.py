@@ -20,6 +20,7 @@ import pytest
 
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local
 from holdfast.coordination import CoordinationClient, CoordinationService, JobIdentity, StatusClient
+from holdfast.coordination.mounts import boot_id
 from holdfast.multihost import ClusterGroup
 from tests.support.checkpointing import served_groups
 from tests.support.local_hosts import job
@@ -308,7 +309,7 @@ def test_status_without_an_address_finds_this_users_jobs() -> None:
             return popen
 
         assert "no job of this user runs on this machine" in status().stderr
-        folder = Path(base) / f"holdfast-{os.getuid()}" / "job-half"
+        folder = Path(base, f"holdfast-{os.getuid()}", boot_id()[:8], "job-half")
         folder.mkdir(parents=True, mode=0o700)
         (folder / "client.crt").write_text("of one that is being made")
         first = start("one")

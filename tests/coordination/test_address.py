@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination.address import address_towards, connect, own_host, split_address
+from holdfast.coordination.address import (
+    address_towards,
+    connect,
+    join_address,
+    own_host,
+    split_address,
+)
 
 
 @pytest.mark.parametrize(
@@ -15,8 +21,9 @@ from holdfast.coordination.address import address_towards, connect, own_host, sp
     [("10.0.0.1:80", ("10.0.0.1", 80)), ("[::1]:80", ("::1", 80)), ("host:0", ("host", 0))],
 )
 def test_host_and_port_are_split(address: str, parts: tuple[str, int]) -> None:
-    """The brackets of an IPv6 host are not part of it."""
+    """The brackets of an IPv6 host are not part of it, and are put back."""
     assert split_address(address) == parts
+    assert join_address(*parts) == address
 
 
 @pytest.mark.parametrize("address", ["host", "host:", ":80", "host:http", ""])

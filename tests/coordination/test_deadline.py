@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from holdfast.coordination.deadline import Deadline
 
 
@@ -26,3 +28,9 @@ def test_a_deadline_that_is_over() -> None:
         deadline = Deadline(timeout_s)
         assert deadline.passed() and deadline.remaining_s() == 0 and deadline.remaining_ms() == 1
     assert 9_000 < Deadline(10).remaining_ms() <= 10_000
+
+
+def test_a_deadline_is_a_number() -> None:
+    """Time is never over at nan."""
+    with pytest.raises(ValueError, match="a timeout of nan: expected a number of seconds"):
+        Deadline(float("nan"))

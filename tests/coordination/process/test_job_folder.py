@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordination import CoordinationError
+from holdfast.coordination import CoordinationError, mounts
 from holdfast.coordination.process.job_folder import (
     JobFolder,
     LaunchedJob,
@@ -39,8 +40,9 @@ def test_a_published_job_is_found(base: Path) -> None:
     """Only its own user may enter the folder; nothing is found before it is published."""
     assert job_folders() == []
     folder = JobFolder.create()
-    assert folder.path.parent == base / f"holdfast-{os.getuid()}"
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder.path, folder.path.parent)] == [
+    own = base / f"holdfast-{os.getuid()}"
+    assert folder.path.parent.parent == own
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder.path, own)] == [
         0o700,
         0o700,
     ]
@@ -118,7 +120,7 @@ def test_a_path_too_long_for_sockets_is_avoided(
     """The folder is in /tmp then. A path of a socket is counted in bytes."""
     for long in (str(tmp_path / ("long" * 30)), f"/tmp/{'ü' * 40}"):
         monkeypatch.setattr(tempfile, "tempdir", long)
-        assert user_folder() == Path(f"/tmp/holdfast-{os.getuid()}")
+        assert user_folder().parent == Path(f"/tmp/holdfast-{os.getuid()}")
 
 
 def test_a_cleaner_passes_over_a_folder_in_use(base: Path) -> None:
@@ -137,12 +139,12 @@ def test_an_open_folder_is_closed_or_refused(base: Path) -> None:
     """Our own with another mode is closed; another user's, a link or a file is refused, and no job
     is read from there.
     """
-    path = user_folder(create=True)
+    path = user_folder(create=True).parent
     path.chmod(0o777)
-    assert stat.S_IMODE(user_folder(create=True).stat().st_mode) == 0o700
-    path.rmdir()
+    assert stat.S_IMODE(user_folder(create=True).parent.stat().st_mode) == 0o700
+    shutil.rmtree(path)
     path.symlink_to(base)
-    (base / "job-1").mkdir()
+    (base / user_folder().name / "job-1").mkdir(parents=True)
     with pytest.raises(
         CoordinationError,
         match=f"{path}: expected a folder of user {os.getuid()}, found no folder of {os.getuid()}",
@@ -172,7 +174,7 @@ def test_a_launcher_that_lives_is_heard(base: Path) -> None:
     word.leave()
     assert launched_jobs("../run 7") == [word]
     assert launched_jobs("run 7") == []
-    assert [path.parent.parent for path in base.rglob("launched-*")] == [base]
+    assert [path.parent for path in base.rglob("launched-*")] == [user_folder()]
 
 
 def test_a_launcher_that_died_says_nothing(base: Path) -> None:
@@ -183,6 +185,22 @@ def test_a_launcher_that_died_says_nothing(base: Path) -> None:
     assert launched_jobs("../run 7") == []
     launched(os.getpid(), "another").leave()
     assert len([*base.rglob("launched-*")]) == 1, "the next launcher removes what it has left"
+
+
+def test_what_another_host_has_is_left_alone(base: Path, tmp_path: Path) -> None:
+    """Hosts may share the temporary folder. No process number says who lives on another one."""
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    (tmp_path / "other").write_text("7d1c2f0e-of-another-start\n")
+    with pytest.MonkeyPatch.context() as there:
+        there.setattr(mounts, "BOOT_ID", tmp_path / "other")
+        theirs = JobFolder.create()
+        theirs.publish(job := RunningJob("train", 1, theirs.socket, ended.pid))
+        launched(ended.pid).leave()
+    own = JobFolder.create()
+    launched(os.getpid()).leave()
+    assert job_folders() == [own] and launched_jobs() == [launched(os.getpid())]
+    assert theirs.job() == job and len([*base.rglob("launched-*")]) == 2
 
 
 def test_how_it_ended_stays(base: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from holdfast.coordination import CoordinationError, StatusClient
-from holdfast.coordination.process.job_folder import JobFolder
+from holdfast.coordination.process.job_folder import JobFolder, digest_of, user_folder
 from holdfast.launch.external import task
 from holdfast.launch.external.task import ALL, MARK
 from holdfast.launch.workers.secrets import JobSecrets, write_files
@@ -159,28 +159,25 @@ def test_a_command_that_cannot_start_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rerun_takes_no_old_address(short_path: Path) -> None:
-    """Open MPI gives an id again: process 1, though it comes first, waits for the coordinator of
-    this run.
+def test_a_rerun_takes_no_old_address(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job comes again under its id, which is any text: process 1, though it comes first, waits
+    for the coordinator of this run.
     """
     environment = {
         "OMPI_COMM_WORLD_SIZE": "2",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-        "PMIX_NAMESPACE": "77",
         "TMPDIR": str(short_path),
     }
-    folder = short_path / f"holdfast-{os.getuid()}"
-    folder.mkdir(mode=0o700)
-    (folder / "77.1.json").write_text('{"coordinator": "unix:/nonexistent/coordinator"}')
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
+    folder = user_folder(create=True)
+    old = folder / f"{digest_of('77/a')}.1.json"
+    old.write_text('{"coordinator": "unix:/nonexistent/coordinator"}')
     code = "import os; print(os.environ['HOLDFAST_COORDINATOR'])"
+    command = ["--job-id", "77/a", "--", sys.executable, "-S", "-c", code]
     said: list[str] = []
 
     def task(rank: str) -> None:
-        said.append(
-            run_task(
-                "--", sys.executable, "-S", "-c", code, OMPI_COMM_WORLD_RANK=rank, **environment
-            ).stdout
-        )
+        said.append(run_task(*command, OMPI_COMM_WORLD_RANK=rank, **environment).stdout)
 
     first = threading.Thread(target=task, args=("1",))
     first.start()
@@ -189,7 +186,7 @@ def test_a_rerun_takes_no_old_address(short_path: Path) -> None:
     (job,) = [
         found for path in folder.glob("job-*") if (found := JobFolder(path).job()) is not None
     ]
-    assert said == [f"{job.address}\n"] * 2 and job.job_id == "77"
+    assert said == [f"{job.address}\n"] * 2 and job.job_id == "77/a"
     assert wait_until_ended([job.pid], within_s=40), "its starter is gone, and nobody has come"
 
 
@@ -352,7 +349,7 @@ def test_a_job_over_several_machines_is_closed(short_path: Path) -> None:
     folder.
     """
     with two_machines(short_path) as said:
-        file = short_path / "shared" / "mpi-1.1.json"
+        file = short_path / "shared" / f"{digest_of('mpi-1')}.1.json"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         published = json.loads(file.read_text())
         secrets = json.loads(published["HOLDFAST_JOB_SECRETS"])
@@ -364,12 +361,13 @@ def test_a_job_over_several_machines_is_closed(short_path: Path) -> None:
             StatusClient(published["coordinator"], timeout_s=1.0) as stranger,
         ):
             stranger.status()
-        (folder,) = short_path.glob("0/holdfast-*/job-*")
+        (folder,) = short_path.glob("0/holdfast-*/*/job-*")
         job = JobFolder(folder).job()
         assert job is not None
     assert wait_until_ended([job.pid])
     assert not folder.exists() and list((short_path / "shared").iterdir()) == []
-    assert not [*short_path.glob("*/holdfast-*/relay-*")], "it goes with the last process of a node"
+    left = short_path.glob("*/holdfast-*/*/relay-*")
+    assert not [*left], "it goes with the last process of a node"
 
 
 def test_whose_relay_is_missing_is_named(
@@ -383,9 +381,10 @@ def test_whose_relay_is_missing_is_named(
     with pytest.raises(StartupTimeout, match="process 2 has not published the relay of this node"):
         task.run_task(["true"], SLURM | {"SLURM_GTIDS": "2,3"}, settings)
     # That of a node whose processes were all killed goes with the next start.
-    folder = short_path / f"holdfast-{os.getuid()}"
+    folder = user_folder()
     write_files(folder, {"relay-old.1.n": json.dumps({"relay": "unix:/x", "pid": 1 << 22})})
-    options = ("--coordinator", "127.0.0.1:1", "--secrets", str(tmp_path), "--", "true")
+    given = ("--coordinator", "127.0.0.1:1", "--secrets", str(tmp_path))
+    options = (*given, "--job-id", "a/b", "--", "true")
     alone = SLURM | {"SLURM_GTIDS": "3", "SLURM_LOCALID": "0"}
     done = run_task(*options, **alone, TMPDIR=str(short_path))
     assert (done.returncode, [*folder.glob("relay-*")]) == (0, []), done.stderr
@@ -412,9 +411,10 @@ def test_an_address_open_to_others_is_refused(short_path: Path, mode: int, owner
     """It could be a coordinator of theirs, or be read by them."""
     if owner != os.getuid() and os.getuid() != 0:
         pytest.skip("only root can give a file away")
-    write_files(short_path, {"mpi-1.1.json": '{"coordinator": "evil:1"}'})
-    (short_path / "mpi-1.1.json").chmod(mode)
-    os.chown(short_path / "mpi-1.1.json", owner, -1)
+    file = short_path / f"{digest_of('mpi-1')}.1.json"
+    write_files(short_path, {file.name: '{"coordinator": "evil:1"}'})
+    file.chmod(mode)
+    os.chown(file, owner, -1)
     own = {
         "OMPI_COMM_WORLD_SIZE": "2",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "1",

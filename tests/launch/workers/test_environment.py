@@ -23,6 +23,16 @@ def test_it_is_the_base_with_the_spec() -> None:
     assert (lines, base) == ([], {"HOME": "/root", "HOLDFAST_ATTEMPT": "1"})
 
 
+def test_an_outer_job_says_nothing_of_this_one() -> None:
+    """A process of a job may start a launcher. Certificates that no job has set are the user's."""
+    outer = dataclasses.replace(
+        SPEC, slice_address="h", local_rank=0, host_address="h", launched_ms=1, token_file="t"
+    )
+    assert worker_env(outer.to_env(), SPEC)[0] == {"PYTHONUNBUFFERED": "1"} | SPEC.to_env()
+    own = {"HOLDFAST_TLS_CERT": "mine"}
+    assert own.items() < worker_env(own, SPEC)[0].items()
+
+
 def test_the_coordinator_is_past_proxies() -> None:
     """For a program that starts jax by itself, too."""
     env, _ = worker_env({"http_proxy": "p:1", "no_proxy": "a"}, SPEC)

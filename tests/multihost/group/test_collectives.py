@@ -9,7 +9,7 @@ from holdfast.multihost import broadcast_one_to_all, global_max
 
 
 def test_values_that_do_not_fit() -> None:
-    """An integer outside 32 bits is refused with its value; so is a leaf that is no array of
+    """What is no integer of 32 bits is refused with its value; so is a leaf that is no array of
     numbers, with its path.
     """
     with pytest.raises(
@@ -17,6 +17,9 @@ def test_values_that_do_not_fit() -> None:
         match="global_max of 2147483648: expected integers from -2147483648 to 2147483647",
     ):
         global_max([0, 2**31])
+    for value in (0.7, np.float32(2), "3"):
+        with pytest.raises(TypeError, match=f"global_max of {value}: expected integers from"):
+            global_max([0, value])  # type: ignore[list-item]
     with pytest.raises(
         TypeError, match=r"leaf \['a'\]\[1\] is str .*, expected an array of numbers"
     ):
@@ -25,7 +28,7 @@ def test_values_that_do_not_fit() -> None:
 
 def test_alone_they_answer_at_once() -> None:
     """In one process both give back what they get, arrays as numpy."""
-    assert global_max([3, -4]) == [3, -4]
+    assert global_max([3, np.int64(-4)]) == [3, -4]
     assert global_max([]) == []
     found = broadcast_one_to_all({"x": [1.5, np.arange(3)], "none": None})
     assert isinstance(found["x"][0], np.ndarray)

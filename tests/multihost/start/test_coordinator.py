@@ -24,6 +24,7 @@ from holdfast.coordination import (
 )
 from holdfast.multihost import ProcessSpec, StartupFailed
 from holdfast.multihost.group.group_client import Deadline
+from holdfast.multihost.ray_train import RayTrainWorker
 from holdfast.multihost.start import coordinator
 from holdfast.multihost.start.coordinator import find_coordinator, status_at
 from tests.support.cluster import free_port
@@ -79,6 +80,19 @@ def test_only_process_0_starts_a_coordinator() -> None:
     find_coordinator(spec_at(address, 0), Deadline(30.0), 10.0)
     assert phase_at(address) == "gathering"
     leave(connected(address, 2))  # it ends by itself
+
+
+def test_a_worker_of_ray_train_may_have_an_ipv6_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray gives its bare address. Ray's own channel to the other workers is left out here."""
+    monkeypatch.setattr(coordinator, "count_attempt", lambda run_id: 3)
+    monkeypatch.setattr(coordinator, "broadcast", lambda told, timeout_s: told)
+    worker = RayTrainWorker(
+        run_id="r", rank=0, num_workers=1, local_rank=0, local_count=1, num_slices=1, host="::1"
+    )
+    spec = coordinator.gather_workers(worker, Deadline(30.0), 10.0)
+    assert spec.coordinator.startswith("[::1]:") and spec.attempt == 3
+    assert phase_at(spec.coordinator) == "gathering"
+    leave(connected(spec.coordinator, 1))
 
 
 def test_one_that_gathers_is_joined() -> None:

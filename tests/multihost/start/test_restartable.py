@@ -14,13 +14,15 @@ import threading
 import jax
 import pytest
 
+from holdfast.checkpoint import SaveFailed, StepNotFound
 from holdfast.coordination import ProcessLost
-from holdfast.multihost import AttemptOver
+from holdfast.multihost import AttemptOver, Fatal, StartupFailed
 from holdfast.multihost.job import Job
 from holdfast.multihost.start.restartable import _clear_frames, _may_come_from_another
 
 ALONE = """
 import gc
+from holdfast.checkpoint import SaveFailed, StepNotFound
 from holdfast.coordination import ProcessLost
 from holdfast.multihost import run_restartable
 calls = []
@@ -85,12 +87,48 @@ def test_alone_it_is_called_once() -> None:
         (ValueError("UNKNOWN: Gloo all-reduce failed: closed by peer"), True),
         (AttemptOver("attempt 1 is over"), True),
         (ValueError("a shape that does not fit"), False),
+        (Fatal("no such data"), False),
+        (StepNotFound("step 7 is not there"), False),
+        (SaveFailed("process 1 is gone"), True),
+        (StartupFailed("process 1 is gone"), True),
         (KeyError("loss"), False),
     ],
 )
 def test_an_error_of_ones_own_waits_for_nobody(error: BaseException, may: bool) -> None:
     """Nor one that it has led to."""
     assert _may_come_from_another(error) == may
+
+
+RAISES = """
+from holdfast import multihost
+from holdfast.coordination import ProcessLost
+def train():
+    raise {}
+multihost.run_restartable(train)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        ("multihost.Fatal('mine')", False),
+        pytest.param("ProcessLost('gone')", True, marks=pytest.mark.slow),
+    ],
+)
+def test_what_may_come_from_another_is_waited_for(error: str, waits: bool) -> None:
+    """And the log says so, since it may last for the heartbeat timeout."""
+    run = [sys.executable, "-c", "from holdfast.cli import main; main()", "run", "-n", "1"]
+    options = ["--heartbeat-timeout-s=1", "--max-restarts=0", "--", sys.executable, "-c"]
+    ended = subprocess.run(
+        [*run, *options, RAISES.format(error)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert ended.returncode == 1 and error.partition("(")[0].split(".")[-1] in ended.stderr
+    said = "waiting for at most 2 s until the launcher says whether a death has caused"
+    assert (said in ended.stdout) == waits, ended.stdout
 
 
 def test_what_the_frames_hold_is_let_go() -> None:

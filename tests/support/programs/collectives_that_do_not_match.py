@@ -85,6 +85,8 @@ for expected, call in CASES.items():
 wrong = odd(floats, "text")
 with pytest.raises(TypeError if index == last else ValueError, match="expected an array of numb"):
     multihost.broadcast_one_to_all(wrong)
+with pytest.raises(TypeError if index == last else ValueError, match=r"of 0\.7: expected integers"):
+    multihost.global_max(odd([1], [0.7]))
 assert multihost.global_max([index]) == [last]
 assert multihost.broadcast_one_to_all(np.int64(2**40 + index)) == 2**40
 if index:
