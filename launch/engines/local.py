@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.coordination import CoordinationError
+from holdfast.coordination.address import join_address
 from holdfast.coordination.diagnosis.summary import counted
 from holdfast.coordination.process.diagnose import place_of
 from holdfast.coordination.process.job_folder import working_folder
@@ -469,7 +470,7 @@ def run_local(
         if settings.metrics is not None:
             where = settings.metrics
             server = stack.enter_context(MetricsServer(engine.status, where.port, where.host))
-            lines.say(f"metrics at http://{where.host}:{server.port}/metrics")
+            lines.say(f"metrics at http://{join_address(where.host, server.port)}/metrics")
         view = output if isinstance(output, LiveView) else None
         result = run_job(job, engine, lines, view)
         if folder is not None:
