@@ -523,11 +523,10 @@ def run_slurm(
             f"spares={settings.spares} in an allocation of {counted(nodes, 'node')}: expected"
             f" 0 to {nodes - 1}"
         )
-    per_node = environment.get("SLURM_NTASKS_PER_NODE")
-    if per_node:
-        num_processes = int(per_node) * used
-    else:
-        num_processes = int(environment.get("SLURM_NTASKS") or used)
+    # With --ntasks, --ntasks-per-node is the most that a node has.
+    tasks = int(environment.get("SLURM_NTASKS") or 0)
+    fitting = int(environment.get("SLURM_NTASKS_PER_NODE") or 0) * used
+    num_processes = min(filter(None, (tasks, fitting)), default=used)
     host = settings.host or (own_host() if nodes > 1 else "127.0.0.1")
     before = slurm_attempt(environment) - 1
     policy = settings.restart
