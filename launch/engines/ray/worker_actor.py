@@ -8,6 +8,7 @@ kernel ends it when the actor dies.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import sys
@@ -54,7 +55,10 @@ class WorkerActor:
     for longer than its timeout, or a few seconds for what an earlier attempt has left to end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str = "") -> None:
+        """The processes run in `folder`; where this machine has none, where Ray's workers do."""
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
         self._updates: queue.SimpleQueue[str | int] = queue.SimpleQueue()  # lines, then the code
         self._process: WorkerProcess | None = None
         self._prepared: tuple[list[str], dict[str, str], int] | None = None

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,20 @@ def test_without_an_update_a_poll_ends_in_time(actor: WorkerActor) -> None:
     actor.signal(signal.SIGTERM)
     lines, update = poll_to_the_end(actor)  # its end may come with the line, or after it
     assert (lines, update.code) == (["notified"], 0)
+
+
+@pytest.mark.parametrize("name", ["there", "not there"])
+def test_it_runs_in_the_folder_of_its_caller(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where this machine has none of that path, it runs where the actor is."""
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    held = WorkerActor(str(tmp_path / name))
+    start(held, "import os; print(os.getcwd())")
+    where = tmp_path / name if name == "there" else tmp_path
+    assert poll_to_the_end(held)[0] == [str(where)]
+    held._folder.cleanup()
 
 
 @pytest.mark.parametrize("pause_s", [0.005, 0.0])
