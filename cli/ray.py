@@ -79,7 +79,9 @@ def ray(
 ) -> None:
     """Run COMMAND as N processes of one job on a Ray cluster. Ends as `holdfast run` does.
 
-    For a live page, `holdfast web ADDRESS` with the coordinator's address that is printed.
+    Each process has the environment of its node's `ray start`, and this command's folder, where
+    the node has it. For a live page, `holdfast web ADDRESS` with the coordinator's address that is
+    printed.
 
     \b
     holdfast ray -n 8 --min-processes 4 --resource GPU=1 -- python train.py

@@ -182,6 +182,11 @@ class SlurmEngine(ReplacingEngine):
         # Of the job: all attempts have their coordinators on this host.
         self._secrets = None if settings.insecure else JobSecrets.create([host])
         self._heartbeat_timeout_s = settings.heartbeat_timeout_s
+        self._of_all = [f"--nodes={self._env['SLURM_NNODES']}"]  # options of a step of all
+        # Where nodes are spared, others may have too few, unless each has as many.
+        is_even = not settings.spares or "SLURM_NTASKS_PER_NODE" in environment
+        if is_even and (cpus := environment.get("SLURM_CPUS_PER_TASK")):
+            self._of_all.append(f"--cpus-per-task={cpus}")  # since 22.05 srun does not ask for it
         self._nodes: dict[int, str] = {}  # of the processes
         self._states: dict[str, str] = {}  # of the allocation's nodes, as Slurm last said
         self._suspect: set[str] = set()  # nodes without a word of any task's end, unlike others
@@ -204,7 +209,7 @@ class SlurmEngine(ReplacingEngine):
         if self._nodes:  # of an attempt before
             self._ask_for_nodes(self._start_later, attempt)
         else:
-            self._start_step(everybody, options=[f"--nodes={self._env['SLURM_NNODES']}"])
+            self._start_step(everybody, options=self._of_all)
             self._to_start.clear()
 
     def _open_attempt(self, attempt: int, num_processes: int) -> None:
@@ -310,7 +315,9 @@ class SlurmEngine(ReplacingEngine):
                 "GTIDS": ",".join(map(str, [process, *others])),
             }
             variables = [f"SLURM_{name}={value}" for name, value in says.items()]
-            options = ["--overlap", "--nodes=1", f"--nodelist={node}", "env", *variables]
+            options = ["--overlap", "--nodes=1", f"--nodelist={node}"]
+            # Slurm does not know which CPUs it had: it has those of the others there, too.
+            options += ["--cpu-bind=none", "env", *variables]
             self._start_step([process], node, options)
             self._to_start.discard(process)
 
@@ -333,7 +340,7 @@ class SlurmEngine(ReplacingEngine):
                 " more with --spares, in an allocation of as many more"
             )
         # A step that has lost a node stays, in Slurm's eyes, on its others.
-        options = ["--overlap", f"--nodes={count}"]
+        options = ["--overlap", *self._of_all]
         options += [f"--nodelist={','.join(standing[:count])}"] if standing else []
         self._start_step(sorted(self._to_start), options=options)
         self._to_start.clear()
@@ -523,11 +530,10 @@ def run_slurm(
             f"spares={settings.spares} in an allocation of {counted(nodes, 'node')}: expected"
             f" 0 to {nodes - 1}"
         )
-    per_node = environment.get("SLURM_NTASKS_PER_NODE")
-    if per_node:
-        num_processes = int(per_node) * used
-    else:
-        num_processes = int(environment.get("SLURM_NTASKS") or used)
+    # With --ntasks, --ntasks-per-node is the most that a node has.
+    tasks = int(environment.get("SLURM_NTASKS") or 0)
+    fitting = int(environment.get("SLURM_NTASKS_PER_NODE") or 0) * used
+    num_processes = min(filter(None, (tasks, fitting)), default=used)
     host = settings.host or (own_host() if nodes > 1 else "127.0.0.1")
     before = slurm_attempt(environment) - 1
     policy = settings.restart

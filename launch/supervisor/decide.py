@@ -16,7 +16,7 @@ It has no clock, thread, process or socket.
         a notice to some processes: all save, these leave, the others outlive the attempt; or a
         notice of the launcher's own: there is room for more, or for fewer
     running -> preempting -> scheduling
-        more room, where not all processes can outlive the attempt
+        more room, or less, where not all processes can outlive the attempt
     any -> preempted
         asked to stop, or preempted once too often
     any -> failed
@@ -335,9 +335,10 @@ def _on_capacity(job: Job, event: Capacity, now: float) -> Decision:
     stay = job.alive <= job.restartable and not job.exit_codes
     if num_processes < job.num_processes:
         leaving = frozenset[int]()
-        if stay and num_processes >= job.min_processes:
+        if num_processes >= job.min_processes:
             job = replace(job, resize_to=num_processes)
-            leaving = frozenset(range(num_processes, job.num_processes))
+            if stay:
+                leaving = frozenset(range(num_processes, job.num_processes))
         return _on_notice(job, Noticed(f"{room} only", processes=leaving), now)
     # An attempt that is young has hardly begun to pay for its own start.
     young = now - job.started_at < job.policy.grow_after_s
@@ -436,7 +437,7 @@ def _once_held(decision: Decision, now: float) -> Decision:
 
 def _rejoin_held(job: Job, now: float, staying: frozenset[int]) -> Decision:
     left = f"{_alive_of(job)} left the loop"
-    if job.grows:
+    if job.resizes:
         why = f"{left} to come back as {job.resize_to}"
         return _rejoin(replace(job, idle_attempts=_idle(job)), why, now, staying)
     message = f"{left} after notice from {_source(job)}"
@@ -475,12 +476,12 @@ def _on_progress_while_preempting(job: Job, event: Progressed, now: float) -> De
 def _on_all_left(job: Job, now: float) -> Decision:
     """Decides what an attempt has come to that had a notice, and whose processes have all left.
 
-    It is done, is to grow, or was preempted.
+    It is done, is to have another size, or was preempted.
     """
     if job.reported_done and not any(job.exit_codes.values()):
         return _finish(job, f"{_everybody(job, 'has', 'have')} reported the end, and left")
-    if job.grows:
-        following = _schedule(replace(job, idle_attempts=_idle(job)), now, " to grow")
+    if job.resizes:
+        following = _schedule(replace(job, idle_attempts=_idle(job)), now, ", as there is room")
         return replace(following, actions=(Release(), *following.actions))
     message = f"{_everybody(job, 'has', 'have')} left after notice from {_source(job)}"
     if failed := sorted(p for p, code in job.exit_codes.items() if code not in _LEFT):

@@ -117,7 +117,8 @@ class Attempt:
     dismissed: bool = False  # those: there is no next attempt for them
     # Those of the attempt before whose machines are given back: they end by themselves.
     going: frozenset[int] = frozenset()
-    # So many are to be in the next one, where some stay for it; 0: as many as in this one.
+    # So many are to be in the next one, if it is smaller, or some stay for it; 0: as many as in
+    # this one.
     resize_to: int = 0
     rejoining: frozenset[int] = frozenset()  # those of the attempt before that are not back yet
     # Those of them that a save of the attempt before may still need.
@@ -174,6 +175,12 @@ class Job(Attempt):
         """Whether the processes leave for no other reason than to come back as more."""
         is_alone = self.notices.keys() == {GROWING}
         return self.state is State.PREEMPTING and is_alone and not self.stopping
+
+    @property
+    def resizes(self) -> bool:
+        """Whether the processes leave to come back as more, or as fewer for want of room."""
+        fewer = self.state is State.PREEMPTING and 0 < self.resize_to < self.num_processes
+        return self.grows or (fewer and not self.stopping)
 
     @property
     def num_processes(self) -> int:

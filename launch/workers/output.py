@@ -171,7 +171,8 @@ class ConsoleOutput:
     def say(self, text: str) -> None:
         text = printable(text, lines=True)  # it may quote a process
         with self._lock, contextlib.suppress(OSError, ValueError):
-            if self.console.is_terminal:
+            # Elsewhere it may be a file, where people look for these lines.
+            if self.console.is_terminal and self._stderr is self._stdout:
                 self.console.print(Text(f"holdfast: {text}", style="bold"))
             else:
                 self._stderr.write(f"holdfast: {text}\n")

@@ -15,9 +15,10 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def passing_on(forward: Callable[[int], None], *more: int) -> Iterator[None]:
     """Calls `forward(number)` for SIGTERM, SIGINT, SIGHUP and `more` inside the block.
 
-    Outside the main thread it does nothing: Python takes handlers there alone. A SIGHUP
-    that is ignored stays so: that is what nohup is for. `forward` runs in a signal handler: it may
-    only do what is safe there, such as putting on a SimpleQueue.
+    Outside the main thread it does nothing: Python takes handlers there alone. A signal that is
+    ignored stays so: SIGHUP under nohup, and SIGINT in a script's background job, where a Ctrl-C
+    is for another program. `forward` runs in a signal handler: it may only do what is safe there,
+    such as putting on a SimpleQueue.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -27,9 +28,7 @@ def passing_on(forward: Callable[[int], None], *more: int) -> Iterator[None]:
         forward(number)
 
     taken = [
-        number
-        for number in (*_PASSED_ON, *more)
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+        number for number in (*_PASSED_ON, *more) if signal.getsignal(number) != signal.SIG_IGN
     ]
     before = {number: signal.signal(number, handler) for number in taken}
     # Who started this process may have blocked them.

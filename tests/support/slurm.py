@@ -68,7 +68,8 @@ class SlurmCluster:
     partition `low` that `high` preempts by requeue.
     """
 
-    def __init__(self, num_nodes: int = 2) -> None:
+    def __init__(self, num_nodes: int = 2, *, task_plugin: str = "none") -> None:
+        self._task_plugin = task_plugin
         self.nodes = [f"n{number}" for number in range(1, num_nodes + 1)]
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-slurm-"))
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -109,7 +110,8 @@ SlurmdParameters=config_overrides
 SlurmctldTimeout=60
 SlurmdTimeout=10
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/{self._task_plugin}
+TaskPluginParam=autobind=cores
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 SelectType=select/cons_tres

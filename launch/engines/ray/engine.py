@@ -8,6 +8,7 @@ does the same for a command. Needs the extra `ray`.
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import signal
 import threading
@@ -198,7 +199,8 @@ class Gang:
         for rank in range(len(self.placement.nodes)):
             if rank not in self.actors:
                 group, bundle = self.moved.get(rank, (self.group, rank))
-                self.actors[rank] = _actor_in(group, bundle, resources, WorkerActor).remote()
+                actor = _actor_in(group, bundle, resources, WorkerActor)
+                self.actors[rank] = actor.remote(_folder())
 
     def host(self, node_id: str) -> Any:
         """Returns the actor of a machine, and starts it where there is none."""
@@ -942,6 +944,12 @@ def _wait_for(refs: list[Any], timeout_s: float) -> Turns[None]:
 def _those(ranks: Collection[int]) -> str:
     """Returns the processes of ranks by their numbers."""
     return f"{'process' if len(ranks) == 1 else 'processes'} {', '.join(map(str, sorted(ranks)))}"
+
+
+def _folder() -> str:
+    """Returns where this process is, and others are to be; "" where Ray says that of them."""
+    given = load_ray().get_runtime_context().runtime_env
+    return "" if given.get("working_dir") else os.getcwd()
 
 
 def actor_here(kind: type) -> Any:

@@ -8,6 +8,7 @@ kernel ends it when the actor dies.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from holdfast.coordination import Relay
 from holdfast.coordination.address import address_towards
+from holdfast.coordination.deadline import Deadline
 from holdfast.coordination.process.diagnose import place_of
 from holdfast.coordination.process.job_folder import keep_from_cleaners
 from holdfast.multihost import ProcessSpec
@@ -31,6 +33,7 @@ from .cluster import load_ray
 
 _END_S = 10.0  # for a process that was killed
 _MORE_LINES_S = 0.02  # lines that come so soon after another go with it
+_MOST_LINES = 1_000  # of an update
 _SHORTEST_WAIT_S = 0.001
 
 
@@ -52,7 +55,10 @@ class WorkerActor:
     for longer than its timeout, or a few seconds for what an earlier attempt has left to end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str = "") -> None:
+        """The processes run in `folder`; where this machine has none, where Ray's workers do."""
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
         self._updates: queue.SimpleQueue[str | int] = queue.SimpleQueue()  # lines, then the code
         self._process: WorkerProcess | None = None
         self._prepared: tuple[list[str], dict[str, str], int] | None = None
@@ -157,17 +163,20 @@ class WorkerActor:
     def poll(self, timeout_s: float) -> WorkerUpdate:
         """Returns what has happened since the last call; waits for the first of it."""
         lines: list[str] = []
-        wait_s = timeout_s
-        while True:
+        deadline = Deadline(timeout_s)
+        wait_s = max(timeout_s, _SHORTEST_WAIT_S)
+        # Of a process that prints on and on the other calls would wait for ever.
+        while wait_s and len(lines) < _MOST_LINES:
             try:
-                item = self._updates.get(timeout=max(wait_s, _SHORTEST_WAIT_S))
+                item = self._updates.get(timeout=wait_s)
             except queue.Empty:
-                return WorkerUpdate(tuple(lines), warmed=self._has_warmed())
+                break
             if isinstance(item, int):
                 outcome = self._result.read_bytes() if self._result.exists() else None
                 return WorkerUpdate(tuple(lines), item, outcome)
             lines.append(item)
-            wait_s = _MORE_LINES_S
+            wait_s = min(_MORE_LINES_S, deadline.remaining_s())
+        return WorkerUpdate(tuple(lines), warmed=self._has_warmed())
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process."""

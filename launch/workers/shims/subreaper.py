@@ -126,16 +126,23 @@ def name_and_start(pid: int) -> tuple[bytes, float]:
     return b"", 0.0
 
 
-def has_joined(pid: int) -> bool:
-    """Returns whether a process has joined a job itself, and not one that it was forked from."""
+def joined_by(pid: int) -> str:
+    """Returns the thread that has joined a job, of a process or one that it was forked from; "":
+    none has.
+    """
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # closed meanwhile
                 target = os.readlink(f"/proc/{pid}/fd/{name}")
                 if target.startswith(_JOINED):
-                    thread = target.rpartition("-")[2].split()[0]
-                    return os.path.exists(f"/proc/{pid}/task/{thread}")
-    return False
+                    return target.rpartition("-")[2].split()[0]
+    return ""
+
+
+def has_joined(pid: int) -> bool:
+    """Returns whether a process has joined a job itself, and not one that it was forked from."""
+    thread = joined_by(pid)
+    return bool(thread) and os.path.exists(f"/proc/{pid}/task/{thread}")
 
 
 def program_left(command: list[bytes]) -> int | None:
@@ -164,7 +171,8 @@ def in_background(command: list[bytes]) -> dict[int, bytes]:
     left = {}
     for pid in all_children().get(os.getpid(), ()):
         words = words_of(pid, "cmdline")
-        is_known = not words or words == command
+        # Of a program that has joined a fork is no program: it ends with that one.
+        is_known = not words or (words == command and joined_by(pid))
         if not is_known and not any(
             word.startswith(_OF_A_PROGRAM) for word in words_of(pid, "environ")
         ):
@@ -183,7 +191,8 @@ def name_left(command: list[bytes], errors: int) -> None:
         line = (
             f"holdfast: the command has ended with 0, so process {pid}"
             f" ({words.decode(errors='replace')}), which it has left in the background,"
-            " is ended: a shell waits by `wait`, setsid by `setsid --wait`\n"
+            " is ended: a program stays in the foreground, a shell waits by `wait`, setsid by"
+            " `setsid --wait`\n"
         )
         with contextlib.suppress(OSError):
             os.write(errors, line.encode())

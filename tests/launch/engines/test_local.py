@@ -513,12 +513,12 @@ def test_a_preempted_job_says_so() -> None:
 
 
 def test_the_capacity_file_shrinks_and_grows_a_job(tmp_path: Path) -> None:
-    """Four processes, then two when the file says 2, then four again; each time they get SIGTERM
-    and leave with 75.
+    """Four processes, then two when the file says 2, then four again, without any budget; each time
+    they get SIGTERM and leave with 75.
     """
     room = tmp_path / "room"
     output = CollectedOutput()
-    policy = RestartPolicy(max_preemptions=1, backoff_s=0.05, grow_after_s=0)
+    policy = RestartPolicy(grow_after_s=0)
     settings = RunSettings(min_processes=2, restart=policy, capacity_file=room)
     result = run_local(plain("change_room", room), 4, settings, output=output)
     assert (result.outcome, result.attempts) == ("done", 3)

@@ -167,6 +167,41 @@ def test_the_tasks_of_a_node_share_a_relay(
     assert len({address for _, address in addresses}) == (1 if engine else 2)
 
 
+def test_as_many_processes_as_tasks(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Beside `--ntasks`, `--ntasks-per-node` is the most that a node has."""
+    command = (
+        f"exec {HOLDFAST} slurm --coordinator-host 127.0.0.1 -- bash -c"
+        " 'echo one of $HOLDFAST_NUM_PROCESSES'"
+    )
+    job = slurm.submit(
+        f"#!/bin/bash\n{command}\n", "-N2", "-n3", "--ntasks-per-node=2", cwd=tmp_path
+    )
+    slurm.wait_until(lambda: slurm.job(job)["JobState"] in ("COMPLETED", "FAILED"), "end")
+    out = (tmp_path / "out").read_text()
+    assert re.findall(r"^\[\d\] one of (\d)$", out, re.MULTILINE) == ["3"] * 3, out
+
+
+CPUS = """
+import os
+attempt = os.environ["HOLDFAST_ATTEMPT"]
+print("has", len(os.sched_getaffinity(0)), "in", attempt, flush=True)
+if attempt == "1" and os.environ["HOLDFAST_PROCESS_ID"] == "1":
+    os._exit(1)
+"""
+
+
+def test_a_process_has_the_cpus_of_its_task(tmp_path: Path) -> None:
+    """Those of `--cpus-per-task`, in each attempt, where Slurm binds each task to what is its."""
+    (tmp_path / "cpus.py").write_text(CPUS)
+    command = f"exec {HOLDFAST} slurm --coordinator-host 127.0.0.1 -- {sys.executable} -S cpus.py"
+    with SlurmCluster(task_plugin="affinity") as cluster:
+        job = cluster.submit(f"#!/bin/bash\n{command}\n", "-N2", "-n2", "-c2", cwd=tmp_path)
+        cluster.wait_until(lambda: cluster.job(job)["JobState"] in ("COMPLETED", "FAILED"), "end")
+    out = (tmp_path / "out").read_text()
+    seen = re.findall(r"^\[\d\] has (\d) in (\d)$", out, re.MULTILINE)
+    assert set(seen) == {("2", "1"), ("2", "2")}, out
+
+
 def test_a_slow_command_of_slurm_is_no_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

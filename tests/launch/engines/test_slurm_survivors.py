@@ -43,7 +43,7 @@ class Trial(Restartable):
         self.id = ""
 
     def submit(
-        self, steps: int, options: str = OPTIONS, *, habit: str = "", spares: int = 1
+        self, steps: int, options: str = OPTIONS, *more: str, habit: str = "", spares: int = 1
     ) -> None:
         command = f"{sys.executable} {program('restartable')} {self.folder} {steps} {habit}"
         script = (
@@ -51,7 +51,7 @@ class Trial(Restartable):
             " XLA_FLAGS=--xla_force_host_platform_device_count=1\n"
             f"exec {HOLDFAST} slurm --spares {spares} {options} -- {command}\n"
         )
-        nodes = (f"-N{3 + spares}", "--ntasks-per-node=1", "-plow", "--no-kill")
+        nodes = (f"-N{3 + spares}", "--ntasks-per-node=1", "-plow", "--no-kill", *more)
         self.id = self.cluster.submit(script, *nodes, cwd=self.folder)
 
     def wait(self) -> None:
@@ -124,6 +124,18 @@ def test_who_dies_is_replaced_and_the_others_stay(
     trial.check_steps()
     stayed = re.search(r"processes stayed in (\d+) of (\d+) attempts", trial.output())
     assert stayed and int(stayed[1]) == int(stayed[2]) - 1, trial.output()
+
+
+def test_who_is_replaced_has_the_cpus_of_its_node(tmp_path: Path) -> None:
+    """Where Slurm binds tasks, a step of one would have the first alone, which may be another's."""
+    with SlurmCluster(3, task_plugin="affinity") as cluster:
+        trial = Trial(cluster, tmp_path / "job")
+        trial.order([Death(1, "step", 11)])
+        trial.submit(10_000, OPTIONS, "--cpus-per-task=2", spares=0)
+        trial.wait_for_step(1)
+        cluster.wait_until(lambda: trial.latest(1)["attempt"] == 2, "attempt 2", timeout_s=100)
+        bound = [len(os.sched_getaffinity(trial.latest(each)["pid"])) for each in range(3)]
+        assert bound == [2, 2, 2], trial.output()
 
 
 def test_who_does_not_come_is_ended_by_its_task(

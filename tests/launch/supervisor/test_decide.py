@@ -619,8 +619,8 @@ def test_three_attempts_without_progress_are_enough() -> None:
 
 
 def test_growing_and_shrinking() -> None:
-    """More room makes the job save and come back larger, not before it has run for a while; less
-    room is a notice.
+    """More room makes the job save and come back larger, not before it has run for a while; with
+    less it comes back smaller. Neither takes of a budget.
     """
     run = running(num_processes=2)
     assert run.handle(Capacity(4)).job.state is State.RUNNING
@@ -636,6 +636,9 @@ def test_growing_and_shrinking() -> None:
     run.handle(Reserved(2, 4), Capacity(2))
     assert run.job.state is State.PREEMPTING
     assert run.actions == [Launch(2, 4), Notify("room for 2 processes only")]
+    echoes = [Noticed(f"process {each} (SIGTERM)", delivered=True) for each in range(4)]
+    assert run.handle(*echoes).exit([75] * 4).actions == [Release(), Reserve(3, 2, 4, 600.0)]
+    assert run.job.budget_used == {}
 
 
 def test_asked_to_stop_ends_as_preempted() -> None:
@@ -1048,6 +1051,7 @@ def test_to_shrink_the_others_stay() -> None:
     assert isinstance(rejoin, Rejoin)
     assert (rejoin.num_processes, rejoin.staying, rejoin.going) == (2, ALL, highest)
     assert run.reason.endswith("processes 0, 1 stay for attempt 2, 2, 3 not")
+    assert run.job.budget_used == {}
     assert (run.job.num_processes, run.job.staying) == (2, frozenset({0, 1}))
     run.handle(back(2, 0, 1))
     assert run.job.state is State.REJOINING
@@ -1067,9 +1071,10 @@ def test_whom_nobody_replaces_is_ended_with_the_attempt(event: Event) -> None:
 
 
 def test_with_too_little_room_all_leave() -> None:
-    """Fewer than `min_processes` are nobody."""
+    """Fewer than `min_processes` are nobody: that is a preemption."""
     run = restartable().handle(Capacity(1))
     assert run.actions == [Notify("room for 1 process only")]
+    assert run.exit([75] * 4).job.budget_used == {"max_preemptions": 1}
 
 
 def full(attempt: int, *processes: int) -> Unplaced:
@@ -1176,7 +1181,7 @@ def test_no_sequence_of_events_breaks_the_promises(block: int) -> None:
             event = _random_event(lots, job, now)
             decision = decide(job, event, now)
             check_step(Step(job, event, now, decision))
-            resized = job.grows
+            resized = job.resizes
             since_progress += decision.job.attempt > job.attempt and not resized
             since_progress = (
                 0 if isinstance(event, Progressed) and decision.job.progressed else since_progress

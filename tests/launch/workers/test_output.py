@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import threading
+from pathlib import Path
 
 from holdfast.launch.workers.output import BackgroundStream, ConsoleOutput
 
@@ -32,13 +33,27 @@ def test_a_terminal_gets_colours() -> None:
     """Each process has a colour, colours of the line itself stay, and the launcher's lines stand
     between the others.
     """
-    stdout = Terminal()
-    stderr = io.StringIO()
-    output = ConsoleOutput(stdout, stderr, 2)
+    terminal = Terminal()
+    output = ConsoleOutput(terminal, terminal, 2)
     output.line(0, "\x1b[31mred\x1b[0m")
     output.say("restarting")
-    assert "\x1b[36m[0] " in stdout.getvalue() and "\x1b[31mred" in stdout.getvalue()
-    assert "holdfast: restarting" in stdout.getvalue() and stderr.getvalue() == ""
+    assert "\x1b[36m[0] " in terminal.getvalue() and "\x1b[31mred" in terminal.getvalue()
+    assert "\x1b[1mholdfast: restarting" in terminal.getvalue()
+
+
+def test_stderr_beside_a_terminal_gets_the_launchers_lines(tmp_path: Path) -> None:
+    """`holdfast run ... 2> launcher.log` on a terminal: they go where the shell sends them."""
+    terminal, tty = os.openpty()
+    log = tmp_path / "launcher.log"
+    with os.fdopen(terminal, "rb", 0) as screen, os.fdopen(tty, "w") as stdout:
+        with log.open("w") as stderr:
+            output = ConsoleOutput(stdout, stderr, 1)
+            output.say("restarting")
+            output.line(0, "red")
+            output.close()
+        shown = screen.read(100)
+        assert b"[0] " in shown and b"restarting" not in shown
+    assert log.read_text() == "holdfast: restarting\n"
 
 
 def test_a_closed_stream_is_no_error() -> None:

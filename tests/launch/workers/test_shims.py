@@ -241,13 +241,25 @@ def test_a_program_that_a_wrapper_cannot_run_is_127() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_what_is_killed_in_the_background_is_named() -> None:
     """A command that is done and leaves something else says so; not what a program that has joined
-    leaves, nor a fork of the command.
+    leaves.
     """
     leaves = "sleep 600 & HOLDFAST_JOINED=null sleep 601 & (sleep 602) & sleep 0.2; true"
     done = run(os.getpid(), "bash", "-c", leaves)
     assert done.returncode == 0
     named = re.findall(r"process \d+ \((.*)\), which it has left in the background", done.stderr)
     assert sorted(named) == ["sleep 600", "sleep 602"], done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+@pytest.mark.parametrize("joins", ["", "os.memfd_create(f'holdfast-vitals-0-{os.getpid()}'); "])
+def test_a_program_that_goes_into_the_background_is_named(joins: str) -> None:
+    """It has forked, and ended with 0: the fork is killed, and that is said. Of a program that has
+    joined a fork is no program.
+    """
+    program = f"import os, time; {joins}os.fork() and os._exit(0); time.sleep(600)"
+    done = run(os.getpid(), sys.executable, "-S", "-c", program)
+    is_named = f"-c {program}), which it has left in the background, is ended" in done.stderr
+    assert (done.returncode, is_named) == (0, not joins), done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")

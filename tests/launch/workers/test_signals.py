@@ -34,17 +34,20 @@ def test_a_signal_inside_the_block_is_passed_on(number: int) -> None:
         signal.signal(number, before)
 
 
-def test_a_hangup_that_is_ignored_stays_so() -> None:
-    """Under nohup, SIGHUP neither stops the job nor changes how it is handled."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_is_ignored_stays_so(number: int) -> None:
+    """Under nohup SIGHUP, and in a background job of a script SIGINT, neither stops the job nor
+    changes how it is handled.
+    """
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         events: queue.SimpleQueue[int] = queue.SimpleQueue()
         with passing_on(events.put):
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN and events.empty()
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            os.kill(os.getpid(), number)
+            assert signal.getsignal(number) is signal.SIG_IGN and events.empty()
+        assert signal.getsignal(number) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
 
 
 def test_blocks_may_nest() -> None:

@@ -88,8 +88,8 @@ MUTATIONS = [
     ),
     Mutation(
         "to shrink, those stay that have a number",
-        "        if stay and num_processes >= job.min_processes:\n",
-        "        if False:\n",
+        "            if stay:\n                leaving",
+        "            if False:\n                leaving",
         "SIZE",
     ),
     Mutation(

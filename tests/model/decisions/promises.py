@@ -174,7 +174,7 @@ def _check_notices(step: Step) -> None:
     if after.state is State.FINISHED:
         need(before.reported_done or after.reported_done, "DONE", "taken for done after a notice")
         return
-    if before.grows or isinstance(event, Withdrawn):
+    if before.resizes or isinstance(event, Withdrawn):
         return
     refuses = isinstance(event, Exited) and event.code == 93
     is_preempted = after.state is State.PREEMPTING or isinstance(after.error, Preempted)

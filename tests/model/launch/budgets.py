@@ -37,7 +37,7 @@ def an_attempt_costs_once(trace: Trace) -> Broken:
             goes_on |= bool(step.before.why_final) and not step.after.why_final
             had = 0 if _is_better(step) else sum(step.before.budget_used.values())
             taken += max(0, sum(step.after.budget_used.values()) - had)
-        is_free = step.after.final or step.before.grows or number in full or goes_on
+        is_free = step.after.final or step.before.resizes or number in full or goes_on
         if number and (taken > (number not in full) or (taken == 0 and not is_free)):
             yield f"takes {taken} from the budgets in attempt {number}"
 
@@ -91,7 +91,7 @@ def idle_attempts_end_the_job(trace: Trace) -> Broken:
         ran = bool(last.staying) or any(actions(step, Launch) for step in attempt)
         ran &= last.attempt not in full
         idle = 0 if last.progressed or last.attempt in better else idle + ran
-        goes_on = not last.final and not last.grows
+        goes_on = not last.final and not last.resizes
         limit = max(1, last.policy.attempts_without_progress)
         if idle >= limit and last.step >= 0 and ran and goes_on:
             yield f"goes on after {idle} attempts without progress: {attempt[-1]}"

@@ -313,9 +313,9 @@ def test_the_example_runs_unchanged(fleet: Fleet, tmp_path: Path) -> None:
 
 def test_the_command_line_runs_on_a_cluster(fleet: Fleet, tmp_path: Path) -> None:
     """`holdfast ray`: the output of every process with its prefix, and the exit code of the
-    first that fails.
+    first that fails. Each runs in the caller's folder.
     """
-    script = (
+    (tmp_path / "script.py").write_text(
         "import os, sys; print('here', os.environ['HOLDFAST_NUM_PROCESSES']);"
         " sys.exit(int(sys.argv[1]))"
     )
@@ -329,11 +329,12 @@ def test_the_command_line_runs_on_a_cluster(fleet: Fleet, tmp_path: Path) -> Non
             "4",
             "--",
             sys.executable,
-            "-c",
-            script,
+            "script.py",
             str(code),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        )
         assert done.returncode == code, done.stderr
         if code == 0:
             assert sorted(re.findall(r"\[\d\] here 4", done.stdout)) == [

@@ -7,7 +7,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +71,49 @@ def test_without_an_update_a_poll_ends_in_time(actor: WorkerActor) -> None:
     actor.signal(signal.SIGTERM)
     lines, update = poll_to_the_end(actor)  # its end may come with the line, or after it
     assert (lines, update.code) == (["notified"], 0)
+
+
+@pytest.mark.parametrize("name", ["there", "not there"])
+def test_it_runs_in_the_folder_of_its_caller(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where this machine has none of that path, it runs where the actor is."""
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    held = WorkerActor(str(tmp_path / name))
+    start(held, "import os; print(os.getcwd())")
+    where = tmp_path / name if name == "there" else tmp_path
+    assert poll_to_the_end(held)[0] == [str(where)]
+    held._folder.cleanup()
+
+
+@pytest.mark.parametrize("pause_s", [0.005, 0.0])
+def test_a_process_that_prints_on_and_on_holds_up_no_call(
+    actor: WorkerActor, pause_s: float
+) -> None:
+    """A poll ends in its time, and with as many lines as an update may have: signals come after
+    it. No line is lost.
+    """
+    start(
+        actor,
+        "import itertools, signal, sys, time; signal.signal(15, lambda *_: sys.exit(7))\n"
+        f"for number in itertools.count(): print(number, flush=True); time.sleep({pause_s})",
+    )
+    updates: list[WorkerUpdate] = []
+
+    def polls() -> None:
+        updates.extend(actor.poll(0.3) for _ in range(3))
+
+    polling = threading.Thread(target=polls, daemon=True)
+    polling.start()
+    polling.join(30)
+    assert not polling.is_alive()
+    assert all(len(update.lines) <= 1_000 for update in updates)
+    actor.signal(signal.SIGTERM)
+    lines, update = poll_to_the_end(actor)
+    assert update.code == 7
+    printed = [line for update in updates for line in update.lines] + lines
+    assert printed == [str(number) for number in range(len(printed))]
 
 
 def test_kill_ends_the_process_and_what_it_started(actor: WorkerActor) -> None:
