@@ -144,6 +144,7 @@ class LocalEngine(ReplacingEngine):
         self._coordinators = Coordinators(self._start_coordinator)
         self._wanted_room: Reserve | None = None
         self._capacity: int | None = None
+        self._seen_room: int | None = None  # that was told while the job ran
         self._told_room: int | None = None  # the last that was too little
         self._oom_kills = OomKills()
         self._unread = ""  # why the capacity file cannot be read
@@ -370,8 +371,14 @@ class LocalEngine(ReplacingEngine):
         capacity = self._read_capacity()
         self._poll_at = time.monotonic() + _POLL_S
         if wanted is None:
-            changes = capacity is not None and self._workers
-            return [Capacity(capacity)] if capacity is not None and changes else []
+            if capacity is None or not self._workers:
+                return []
+            if capacity != self._seen_room and self._watch is not None:
+                # Who leaves hangs on who can stay, which the launcher may not have heard yet.
+                self._watch.refresh()
+            self._seen_room = capacity
+            self._queue.put(Capacity(capacity))
+            return []
         room = wanted.max_processes
         if capacity is not None:
             room = min(room, capacity)
