@@ -32,8 +32,7 @@ from rich.progress import (
 
 from holdfast.coordination import HoldfastError
 from holdfast.coordination.diagnosis.summary import counted
-from holdfast.coordination.limits import Limits
-from holdfast.coordination.number_range import NumberRange
+from holdfast.coordination.limits import Limits, NumberRange
 
 from .interrupts import EXIT_INTERRUPTED, raise_at_interrupts
 

@@ -47,6 +47,7 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
     """Copy the checkpoint SRC, or every step of the root SRC, to DST, and verify the copy by
     reading it back.
     """
+    from holdfast.checkpoint.layouts.detect import find_steps, left_steps
     from holdfast.checkpoint.steps.object_claims import open_claims
     from holdfast.checkpoint.storage.path import StorePath, open_storage
     from holdfast.checkpoint.tools.copy import copy_checkpoint, copy_marks, copy_step_names
@@ -60,7 +61,8 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
         claims = open_claims(target, single_writer=single_writer)
         if folders != [""]:
             copy_step_names(storage, target, claims, folders)
-        if folders != [""] and step is None:
+        # A step that was left behind, and is asked for by its number, is not left behind there.
+        if folders != [""] and step not in left_steps(storage, find_steps(storage)):
             copy_marks(storage, target, claims)
         meter.expect(_size(storage, folders))
 

@@ -19,7 +19,7 @@ from holdfast.coordination.diagnosis.findings import Evidence, Finding, at_later
 from holdfast.coordination.diagnosis.stacks import fold
 from holdfast.coordination.diagnosis.status_json import message_json, status_json
 from holdfast.coordination.diagnosis.summary import fold_saves, printable
-from holdfast.coordination.number_range import NumberRange
+from holdfast.coordination.limits import NumberRange
 from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.process.job_folder import launched_jobs
 from holdfast.proto import session_pb2

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import Any
+
+import click
 
 _KIB = 1024
 _MIB = 1024 * 1024
@@ -13,6 +17,19 @@ HEARTBEATS_PER_TIMEOUT = 4
 
 RATE_WINDOW_S = 10.0
 """Over which steps per second are counted."""
+
+
+class NumberRange(click.FloatRange):
+    """The type of an option that is a number. FloatRange takes "nan", which is out of no range."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Returns the number. Raises BadParameter."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
 
 
 @dataclass(frozen=True)

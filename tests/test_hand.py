@@ -39,8 +39,8 @@ MOST: dict[str, dict[str, int]] = {
 MOST_TOKENS = {
     "coordination": 73.5,
     "multihost": 48.5,
-    "checkpoint": 197.4,
-    "launch": 53.4,
+    "checkpoint": 197.5,
+    "launch": 53.5,
     "compat": 35.8,
     "web": 8.9,
     "cli": 21.6,

@@ -190,6 +190,8 @@ def _hang(place: Place, folder: Path) -> None:
         code = job.read_to_end()
     assert code == 124, job.text
     assert re.search(r"hang: process 1 .*load_batch", job.text), job.text
+    lines = re.findall(r"hang\.py:\d+", _HANG.read_text())
+    assert len(lines) == 2 and all(line in job.text for line in lines), job.text
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import time
 from holdfast.coordination import CoordinationError
 from holdfast.multihost import Group, agree_on_step, preempted_processes, reached_preemption
 from holdfast.multihost.group.group import runtime_indices
+from holdfast.multihost.liveness.vitals import note_step
 from holdfast.multihost.preemption.preemption import ask_sync_point, has_unheard_notice
 
 from ..agreement.exchange import ask_primary
@@ -104,6 +105,7 @@ class SaveScheduler:
             return self._note_preempted(step, ask_sync_point(step))
         # Alone there is nothing to agree on. A question here would raise the floor of one that the
         # program asks with numbers of its own.
+        note_step(step)
         return self._note_preempted(step, has_unheard_notice())
 
     def _note_preempted(self, step: int, preempted: bool) -> bool:

@@ -27,8 +27,7 @@ import click
 from ..address import UNIX, join_address
 from ..core.machine import Machine
 from ..credentials import require_together
-from ..limits import Config, Limits
-from ..number_range import NumberRange
+from ..limits import Config, Limits, NumberRange
 from .journal import JournalError, SqliteJournal
 from .listening import Listening, Tls
 from .metrics import MetricsServer

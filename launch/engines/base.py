@@ -101,7 +101,7 @@ class BaseEngine(Engine):
         self.log_folder: Path | None = None  # where the processes' lines are, if anywhere
         self._address = ""  # of the last coordinator
         self._ended: LaunchedJob | None = None
-        self._signals = 0
+        self._signals: list[signal.Signals] = []
         self._interrupted_s = -math.inf  # when the last Ctrl-C came
         self._sent_sigterm = False  # to the processes of this attempt
         self._stuck: set[int] = set()  # those that were ended, likewise
@@ -321,10 +321,10 @@ class BaseEngine(Engine):
     def _on_signal(self, number: signal.Signals) -> list[Event]:
         if number is signal.SIGINT and self._is_same_press():
             return []
-        self._signals += 1
-        if self._signals == 1:
+        self._signals.append(number)
+        if len(self._signals) == 1:
             return [Stop(number.name)]
-        if self._signals == 2 and number is not signal.SIGINT:
+        if len(self._signals) == 2 and self._signals.count(signal.SIGINT) < 2:
             self._terminate()
         else:
             self._end()

@@ -86,6 +86,18 @@ def test_who_has_shut_down_may_live_on(tmp_path: Path) -> None:
     assert said[-2:] == ["step 2 is the best of 3, by 0.5", "it has left its job"], said
 
 
+RARELY_SAVES = program("endings_rarely_saves")
+
+
+@pytest.mark.parametrize("asks", ["save", "should_save"])
+def test_steps_are_reported_of_who_rarely_saves(asks: str, tmp_path: Path) -> None:
+    """A process alone that asks its manager at each step is heard of at each, saved or not."""
+    output = CollectedOutput()
+    command = [sys.executable, str(RARELY_SAVES), str(tmp_path / "steps"), asks]
+    result = run_local(command, 1, RunSettings(), output=output)
+    assert (result.outcome, result.step, result.saved_step) == ("done", 7, -1), output.text
+
+
 IN_FLIGHT = program("endings_in_flight")
 
 

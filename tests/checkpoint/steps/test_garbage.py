@@ -249,8 +249,11 @@ def test_two_managers_live_side_by_side(tmp_path: Path) -> None:
         one.save(1, {"w": np.ones(3)})
         two.save(2, {"w": np.ones(3)})
         pack = tmp_path / "3" / "state" / f"00000-00000-{one._root.writer.id}.safetensors"
-        pack.parent.mkdir(parents=True)
-        pack.write_bytes(b"in flight")
+        # Made elsewhere: while it is empty, the end of a save may take the folder away.
+        made = tmp_path.with_name(f"{tmp_path.name}-made")
+        (made / "state").mkdir(parents=True)
+        (made / "state" / pack.name).write_bytes(b"in flight")
+        made.rename(tmp_path / "3")
         found = sweep(str(tmp_path))
         assert (found.fenced, found.files) == ([], []) and set(found.standing) == {
             one._root.writer.id,

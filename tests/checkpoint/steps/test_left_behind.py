@@ -292,6 +292,17 @@ def test_one_step_that_is_copied_by_its_number_was_not_left_there(tmp_path: Path
     assert number_of(load(tmp_path / "one")) == 300
 
 
+def test_a_mirror_that_is_copied_step_by_step_has_the_marks(tmp_path: Path) -> None:
+    """A step that was copied before the job went back is not the newest once a later one comes."""
+    saved(tmp_path / "run", 200, 300)
+    copy = ["cp", str(tmp_path / "run"), str(tmp_path / "mirror"), "--step"]
+    assert CliRunner().invoke(main, [*copy, "300"]).exit_code == 0
+    gone_back(tmp_path / "run", 200, 210).close()
+    assert CliRunner().invoke(main, [*copy, "210"]).exit_code == 0
+    with CheckpointManager(tmp_path / "mirror") as manager:
+        assert (manager.latest_step(), manager.left_steps()) == (210, [300])
+
+
 def test_conversion_of_all_steps_leaves_out_what_was_left(tmp_path: Path) -> None:
     """In the other root it would be the newest."""
     saved(tmp_path / "run", 200, 300)

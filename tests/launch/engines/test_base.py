@@ -81,12 +81,22 @@ def output() -> ConsoleOutput:
     return ConsoleOutput(io.StringIO(), io.StringIO(), 2)
 
 
-def test_signals_stop_then_repeat_then_kill() -> None:
-    """The stop bears the signal's name; the later ones are no events."""
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (signal.SIGTERM, signal.SIGTERM, signal.SIGTERM),
+        (signal.SIGTERM, signal.SIGINT, signal.SIGTERM),
+        (signal.SIGINT, signal.SIGTERM, signal.SIGTERM),
+    ],
+)
+def test_signals_stop_then_repeat_then_kill(numbers: tuple[signal.Signals, ...]) -> None:
+    """The stop bears the signal's name; the later ones are no events. The first Ctrl-C after a
+    SIGTERM is the first.
+    """
     engine = Recording(output())
-    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGTERM):
+    for number in numbers:
         engine.forward(number)
-    assert [engine.events(1.0) for _ in range(3)] == [[Stop("SIGTERM")], [], []]
+    assert [engine.events(1.0) for _ in range(3)] == [[Stop(numbers[0].name)], [], []]
     assert engine.done == [signal.SIGTERM, "kill"]
 
 
