@@ -47,7 +47,7 @@ def test_a_job_that_works(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_job_that_hangs(tmp_path: Path) -> None:
-    """The time after its last step is hung, and no progress."""
+    """The time from a step to a late one is hung, and no progress."""
     result, _ = run(tmp_path, 6.0, 25.0)
     goodput = result.goodput
     stepped_s, hung_s = stretches(tmp_path)

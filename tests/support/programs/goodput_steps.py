@@ -1,4 +1,5 @@
-"""Runs in the process of tests/system/test_goodput.py: steps of a tenth of a second, then a hang.
+"""Runs in the process of tests/system/test_goodput.py: steps of a tenth of a second, a hang, and a second of
+steps.
 
 Its arguments are how long it steps and how long it hangs; it writes when each began and ended.
 """
@@ -27,5 +28,8 @@ with CoordinationClient(os.environ["HOLDFAST_COORDINATOR"], process) as client:
     marks.append(time.time())
     time.sleep(hang_s)
     marks.append(time.time())
+    for last in range(step, step + 10):
+        client.report(step=last)
+        time.sleep(0.1)
     if process == 0:
         file.write_text(json.dumps(marks))
