@@ -1,5 +1,5 @@
-"""Runs in the process of tests/system/test_goodput.py: steps of a tenth of a second, a hang, and a second of
-steps.
+"""Runs in the process of tests/system/test_goodput.py: steps of a tenth of a second, a hang, and a
+second of steps.
 
 Its arguments are how long it steps and how long it hangs; it writes when each began and ended.
 """
