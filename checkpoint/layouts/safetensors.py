@@ -147,7 +147,7 @@ class SafetensorsCheckpoint:
     What lies beside the files of a folder (config, tokenizer, the index of the shards) is an item
     of files, "files".
 
-    `read` may be called from several threads. `counter` says how many bytes of tensors were read.
+    `read` may be called from several threads.
     """
 
     def __init__(self, folder: StorePath, file: str | None = None) -> None:
