@@ -275,10 +275,11 @@ class RunFolder:
         A root that was made anew has another run. Raises CheckpointError where the folder is not
         this user's alone, OSError.
         """
-        make_folders(self._path / run, FOLDER_MODE)
-        check_run_folder(self._path / run)
+        # First: where the folder cannot be made, steps are read from the other hosts.
         if self._folder is None or self._folder.run != run:
             self._folder = HostFolder(self._path, run, syncs=self._syncs)
+        make_folders(self._folder.path, FOLDER_MODE)
+        check_run_folder(self._folder.path)
         return self._folder
 
     def current(self) -> HostFolder:
