@@ -109,7 +109,7 @@ class HostStorage(LocalStorage):
         for each in spare:
             with contextlib.suppress(OSError):
                 each.path.unlink()
-                _remove_empty(each.path.parent)
+                _remove_empty(each.path.parents[:3])
 
     def _take(self, path: Path, size: int) -> int | None:
         """Renames the spare file of the nearest size and opens it; None where there is none, or it
@@ -126,7 +126,7 @@ class HostStorage(LocalStorage):
             found = os.fstat(file)
             if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
                 os.rename(spare.path, path)
-                _remove_empty(spare.path.parent)
+                _remove_empty(spare.path.parents[:3])
                 return file
         except OSError as error:
             _log.debug("%s is not written over: %s", spare.path, error)
@@ -135,11 +135,11 @@ class HostStorage(LocalStorage):
         return None
 
 
-def _remove_empty(folder: Path) -> None:
-    """Removes the folder of an item and that of its step where nothing is left in them."""
+def _remove_empty(folders: Iterable[Path]) -> None:
+    """Removes the folders of an item, its step and its branch, up to one with something in it."""
     with contextlib.suppress(OSError):
-        folder.rmdir()
-        folder.parent.rmdir()
+        for folder in folders:
+            folder.rmdir()
 
 
 class HostFolder:
@@ -158,8 +158,7 @@ class HostFolder:
         """Makes a part exist, all of whose files are there, in one operation."""
         path = self.path / written.key.part_name(written.process)
         made = path.with_suffix(".new")
-        make_folders(path.parent, FOLDER_MODE)
-        with os.fdopen(create_own_file(made), "wb") as file:
+        with os.fdopen(in_folder(made, lambda: create_own_file(made), FOLDER_MODE), "wb") as file:
             file.write(data)
             file.flush()
             if self.storage.syncs:
@@ -183,6 +182,7 @@ class HostFolder:
         with self._lock:
             self._kept.pop(key, None)
         self.storage.spare({*(name for part in parts for name in part.files), *more_files})
+        _remove_empty((self.path / key.part_name(0)).parents[:2])
 
     def saves(self) -> list[LocalKey]:
         """Returns the local saves that this process has written and not let go, the oldest
@@ -223,7 +223,9 @@ class HostFolder:
         return [
             path
             for path in sorted(self.path.glob("*/*-*"))
-            if parse_folder(f"{path.parent.name}/{path.name}") and _is_folder(path)
+            if parse_folder(f"{path.parent.name}/{path.name}")
+            and path.is_dir()
+            and not path.is_symlink()
         ]
 
     def prune(self, branch: int, writer: str, stay: Collection[LocalKey]) -> list[str]:
@@ -251,8 +253,7 @@ class HostFolder:
                 for part in path.glob("part-*.json"):
                     part.unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
-                with contextlib.suppress(OSError):
-                    path.parent.rmdir()
+                _remove_empty([path.parent])
                 deleted.append(name)
         return deleted
 
@@ -323,7 +324,3 @@ def check_run_folder(path: Path, *, of_any_user: bool = False) -> None:
         " Move it away, or name another folder for local steps",
         path=str(path),
     )
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()

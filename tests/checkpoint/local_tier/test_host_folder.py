@@ -243,6 +243,22 @@ def test_spare_files_go_at_the_end(folder: HostFolder) -> None:
     assert not (folder.path / KEY.folder).exists()
 
 
+def test_what_is_let_go_leaves_no_empty_folder(folder: HostFolder) -> None:
+    """Neither that of a save nor that of its branch, with files of its own or without."""
+    empty = KEY._replace(branch=3)
+    none = KEY._replace(branch=4)
+    found = Part(RUN, empty, 1, {})
+    folder.publish(found, found.to_bytes())
+    folder.let_go(empty)
+    (folder.path / none.folder).mkdir(parents=True)  # nothing came of it
+    folder.let_go(none)
+    assert [*folder.path.iterdir()] == []
+    _saved(folder)
+    folder.let_go(KEY)
+    _saved(folder, KEY._replace(branch=2))
+    assert [path.name for path in folder.path.iterdir()] == ["2"]
+
+
 def test_an_error_while_writing_leaves_no_part(tmp_path: Path) -> None:
     """The file that was begun is nobody's: no part names it."""
 
