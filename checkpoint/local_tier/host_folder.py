@@ -158,14 +158,18 @@ class HostFolder:
         """Makes a part exist, all of whose files are there, in one operation."""
         path = self.path / written.key.part_name(written.process)
         made = path.with_suffix(".new")
-        with os.fdopen(in_folder(made, lambda: create_own_file(made), FOLDER_MODE), "wb") as file:
-            file.write(data)
-            file.flush()
-            if self.storage.syncs:
-                for folder in {(self.path / name).parent for name in written.files}:
-                    sync_folder(folder)
-                os.fsync(file.fileno())
-        os.replace(made, path)
+        file = os.fdopen(in_folder(made, lambda: create_own_file(made), FOLDER_MODE), "wb")
+        try:
+            with file:
+                file.write(data)
+                file.flush()
+                if self.storage.syncs:
+                    for folder in {(self.path / name).parent for name in written.files}:
+                        sync_folder(folder)
+                    os.fsync(file.fileno())
+            os.replace(made, path)
+        finally:
+            made.unlink(missing_ok=True)
         if self.storage.syncs:
             sync_folder(path.parent)
         with self._lock:

@@ -243,6 +243,17 @@ def test_spare_files_go_at_the_end(folder: HostFolder) -> None:
     assert not (folder.path / KEY.folder).exists()
 
 
+def test_a_part_that_cannot_get_its_name_leaves_nothing(folder: HostFolder) -> None:
+    """What was begun of it is gone, and so is its folder once the save is let go."""
+    path = folder.path / KEY.part_name(1)
+    path.mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        folder.publish(Part(RUN, KEY, 1, {}), b"{}")
+    path.rmdir()
+    folder.let_go(KEY)
+    assert [*folder.path.iterdir()] == []
+
+
 def test_what_is_let_go_leaves_no_empty_folder(folder: HostFolder) -> None:
     """Neither that of a save nor that of its branch, with files of its own or without."""
     empty = KEY._replace(branch=3)

@@ -926,6 +926,9 @@ def test_a_run_folder_that_was_opened_to_others_fails_the_next_local_save(
         first.save(6)
         first.save(8)
         assert first.each(lambda rank, manager: manager.all_steps()) == [[4, 5, 8]] * 2
+        servers = [manager._catalog.tier._place.meeting.server for manager in first.managers]
+        names = [server.statistics()["names"] for server in servers]
+        assert names[0] == names[1], "the step that failed is still told of"
     failed = [record.getMessage() for record in caplog.records if "step 6" in record.getMessage()]
     assert len(failed) == 2
     assert all(
