@@ -97,9 +97,9 @@ class HostStorage(LocalStorage):
                     self._spare.append(_Spare(path, size))
 
     def spare_bytes(self) -> int:
-        """Returns how many bytes spare files have."""
+        """Returns how many bytes the spare files have that are still there."""
         with self._spare_lock:
-            return sum(spare.size for spare in self._spare)
+            return sum(spare.size for spare in self._spare if spare.path.exists())
 
     def drop_spare(self) -> None:
         """Deletes the spare files."""
