@@ -18,6 +18,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,7 +86,11 @@ class HostStorage(LocalStorage):
             spare = self._take(path, size)
             return create_own_file(path) if spare is None else spare
 
-        return in_folder(path, open_it, self.folder_mode)
+        return in_folder(path, open_it, self.folder_mode, syncs=self.syncs)
+
+    def synced_once(self, folder: str) -> AbstractContextManager[None]:
+        """Syncs nothing: a part's publication does."""
+        return contextlib.nullcontext()
 
     def spare(self, names: Iterable[str]) -> None:
         """Lets files be written over. Nobody may read them for what they are any more."""
@@ -158,19 +163,21 @@ class HostFolder:
         """Makes a part exist, all of whose files are there, in one operation."""
         path = self.path / written.key.part_name(written.process)
         made = path.with_suffix(".new")
-        file = os.fdopen(in_folder(made, lambda: create_own_file(made), FOLDER_MODE), "wb")
+        syncs = self.storage.syncs
+        descriptor = in_folder(made, lambda: create_own_file(made), FOLDER_MODE, syncs=syncs)
         try:
-            with file:
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
-                if self.storage.syncs:
+                if syncs:
                     for folder in {(self.path / name).parent for name in written.files}:
                         sync_folder(folder)
                     os.fsync(file.fileno())
             os.replace(made, path)
-        finally:
+        except BaseException:
             made.unlink(missing_ok=True)
-        if self.storage.syncs:
+            raise
+        if syncs:
             sync_folder(path.parent)
         with self._lock:
             self._kept.setdefault(written.key, []).append(written)
@@ -283,7 +290,7 @@ class RunFolder:
         # First: where the folder cannot be made, steps are read from the other hosts.
         if self._folder is None or self._folder.run != run:
             self._folder = HostFolder(self._path, run, syncs=self._syncs)
-        make_folders(self._folder.path, FOLDER_MODE)
+        make_folders(self._folder.path, FOLDER_MODE, syncs=self._syncs)
         check_run_folder(self._folder.path)
         return self._folder
 
