@@ -31,8 +31,8 @@ from .storage.path import StorePath
 _log = logging.getLogger(__name__)
 # steps that one restore sees deleted or overwritten while it reads them, before it gives up
 MOST_GONE = 64
-# what says of a step in the store that it is not whole, or gone, and does not pass
-_DAMAGE = (Corrupt, HostileCheckpoint, StepGone, StepNotFound)
+# what says of the files of a step in the store that they are damaged, or gone
+_DAMAGE = (Corrupt, HostileCheckpoint, StepGone)
 
 
 class StepRestorer:
@@ -80,7 +80,10 @@ class StepRestorer:
             if error is None:
                 assert values is not None
                 return step, values
-            gives_way = fallback and isinstance(error, _DAMAGE)
+            is_damage = isinstance(error, _DAMAGE)
+            if key is None and is_damage and self._state.history is not None:
+                self._state.history.doubt()
+            gives_way = fallback and (is_damage or isinstance(error, StepNotFound))
             # Hosts may be lost: what cannot be read of a local step is in the store, or older.
             gives_way |= key is not None and (fallback or chosen is None)
             # The newest is what it is now, where a writer replaced or deleted it meanwhile: also

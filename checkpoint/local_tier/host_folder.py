@@ -18,6 +18,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,7 +86,11 @@ class HostStorage(LocalStorage):
             spare = self._take(path, size)
             return create_own_file(path) if spare is None else spare
 
-        return in_folder(path, open_it, self.folder_mode)
+        return in_folder(path, open_it, self.folder_mode, syncs=self.syncs)
+
+    def synced_once(self, folder: str) -> AbstractContextManager[None]:
+        """Syncs nothing: a part's publication does."""
+        return contextlib.nullcontext()
 
     def spare(self, names: Iterable[str]) -> None:
         """Lets files be written over. Nobody may read them for what they are any more."""
@@ -97,9 +102,9 @@ class HostStorage(LocalStorage):
                     self._spare.append(_Spare(path, size))
 
     def spare_bytes(self) -> int:
-        """Returns how many bytes spare files have."""
+        """Returns how many bytes the spare files have that are still there."""
         with self._spare_lock:
-            return sum(spare.size for spare in self._spare)
+            return sum(spare.size for spare in self._spare if spare.path.exists())
 
     def drop_spare(self) -> None:
         """Deletes the spare files."""
@@ -109,7 +114,7 @@ class HostStorage(LocalStorage):
         for each in spare:
             with contextlib.suppress(OSError):
                 each.path.unlink()
-                _remove_empty(each.path.parent)
+                _remove_empty(each.path.parents[:3])
 
     def _take(self, path: Path, size: int) -> int | None:
         """Renames the spare file of the nearest size and opens it; None where there is none, or it
@@ -126,7 +131,7 @@ class HostStorage(LocalStorage):
             found = os.fstat(file)
             if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
                 os.rename(spare.path, path)
-                _remove_empty(spare.path.parent)
+                _remove_empty(spare.path.parents[:3])
                 return file
         except OSError as error:
             _log.debug("%s is not written over: %s", spare.path, error)
@@ -135,11 +140,11 @@ class HostStorage(LocalStorage):
         return None
 
 
-def _remove_empty(folder: Path) -> None:
-    """Removes the folder of an item and that of its step where nothing is left in them."""
+def _remove_empty(folders: Iterable[Path]) -> None:
+    """Removes the folders of an item, its step and its branch, up to one with something in it."""
     with contextlib.suppress(OSError):
-        folder.rmdir()
-        folder.parent.rmdir()
+        for folder in folders:
+            folder.rmdir()
 
 
 class HostFolder:
@@ -158,16 +163,21 @@ class HostFolder:
         """Makes a part exist, all of whose files are there, in one operation."""
         path = self.path / written.key.part_name(written.process)
         made = path.with_suffix(".new")
-        make_folders(path.parent, FOLDER_MODE)
-        with os.fdopen(create_own_file(made), "wb") as file:
-            file.write(data)
-            file.flush()
-            if self.storage.syncs:
-                for folder in {(self.path / name).parent for name in written.files}:
-                    sync_folder(folder)
-                os.fsync(file.fileno())
-        os.replace(made, path)
-        if self.storage.syncs:
+        syncs = self.storage.syncs
+        descriptor = in_folder(made, lambda: create_own_file(made), FOLDER_MODE, syncs=syncs)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                if syncs:
+                    for folder in {(self.path / name).parent for name in written.files}:
+                        sync_folder(folder)
+                    os.fsync(file.fileno())
+            os.replace(made, path)
+        except BaseException:
+            made.unlink(missing_ok=True)
+            raise
+        if syncs:
             sync_folder(path.parent)
         with self._lock:
             self._kept.setdefault(written.key, []).append(written)
@@ -183,6 +193,7 @@ class HostFolder:
         with self._lock:
             self._kept.pop(key, None)
         self.storage.spare({*(name for part in parts for name in part.files), *more_files})
+        _remove_empty((self.path / key.part_name(0)).parents[:2])
 
     def saves(self) -> list[LocalKey]:
         """Returns the local saves that this process has written and not let go, the oldest
@@ -223,7 +234,9 @@ class HostFolder:
         return [
             path
             for path in sorted(self.path.glob("*/*-*"))
-            if parse_folder(f"{path.parent.name}/{path.name}") and _is_folder(path)
+            if parse_folder(f"{path.parent.name}/{path.name}")
+            and path.is_dir()
+            and not path.is_symlink()
         ]
 
     def prune(self, branch: int, writer: str, stay: Collection[LocalKey]) -> list[str]:
@@ -251,8 +264,7 @@ class HostFolder:
                 for part in path.glob("part-*.json"):
                     part.unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
-                with contextlib.suppress(OSError):
-                    path.parent.rmdir()
+                _remove_empty([path.parent])
                 deleted.append(name)
         return deleted
 
@@ -275,10 +287,11 @@ class RunFolder:
         A root that was made anew has another run. Raises CheckpointError where the folder is not
         this user's alone, OSError.
         """
-        make_folders(self._path / run, FOLDER_MODE)
-        check_run_folder(self._path / run)
+        # First: where the folder cannot be made, steps are read from the other hosts.
         if self._folder is None or self._folder.run != run:
             self._folder = HostFolder(self._path, run, syncs=self._syncs)
+        make_folders(self._folder.path, FOLDER_MODE, syncs=self._syncs)
+        check_run_folder(self._folder.path)
         return self._folder
 
     def current(self) -> HostFolder:
@@ -322,7 +335,3 @@ def check_run_folder(path: Path, *, of_any_user: bool = False) -> None:
         " Move it away, or name another folder for local steps",
         path=str(path),
     )
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()

@@ -171,6 +171,5 @@ class LocalSave(SaveWork):
 
 def _other_runs(where: Path, run: str) -> str:
     """Returns which folders of other runs hold some of a host's room, for a sentence."""
-    runs = [path.name for path in where.iterdir() if path.is_dir()]
-    others = sorted(name for name in runs if name != run)
+    others = sorted(path.name for path in where.iterdir() if path.is_dir() and path.name != run)
     return f"; folders of other runs hold some: {', '.join(others[:4])}" if others else ""

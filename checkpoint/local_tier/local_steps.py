@@ -236,7 +236,9 @@ class LocalSteps:
         if work.branch is not None:
             # Its file is durable, whatever became of the save.
             self.leave(work.branch)
-        if work.key is not None and work.folder is not None:
+        if work.key is not None and work.folder is None:
+            self._place.withdraw([work.key.folder])
+        elif work.key is not None and work.folder is not None:
             try:
                 goes = self._ended(work.key, work.folder, result)
                 work.delete(goes, self.found(), result)

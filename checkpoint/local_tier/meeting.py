@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from ..options import Local
 from ..storage.local import make_folders, sync_folder
 from .host_folder import create_own_file
 from .placement import Member, copied_by, place_copies
+
+MARK_AGE_S = 86_400
 
 
 @dataclass(frozen=True)
@@ -221,7 +224,13 @@ class _Stand:
     def look(self, peers: Sequence[Peer]) -> Look:
         """Looks whose marks are in the folder: copies in one that two hosts share are none."""
         try:
-            there = {mark.name for mark in self._path.glob("mark-*")}
+            marks = [*self._path.glob(f"mark-{16 * '[0-9a-f]'}")]
+            for mark in marks:
+                # A process that is killed as it meets leaves its mark. No meeting takes a day.
+                with contextlib.suppress(OSError):
+                    if time.time() - mark.stat().st_mtime > MARK_AGE_S:
+                        mark.unlink()
+            there = {mark.name for mark in marks}
         except OSError as error:
             return Look(f"process {self._group.index}: {error_text(error)}")
         own = peers[self._group.index].where

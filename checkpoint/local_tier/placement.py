@@ -3,10 +3,11 @@ alike on all of them.
 
 The failure domain is the host: processes of one host die together, and keep no copies for each
 other. Hosts are dealt into groups of `replicas` + 1, in turn from each slice, so that a group has
-hosts of as many slices as there are: a whole slice may die. Where there is one slice, its hosts are
-cut into `replicas` + 1 stretches for that, since neighbours share a switch. Each host of a group
-has the copies of the `replicas` hosts before it, counted in a ring; the hosts that are too few for
-a group of their own join the last.
+hosts of as many slices as there are: of slices of one size a whole one may die. What larger slices
+have more of stays among itself. Where there is one slice, its hosts are cut into `replicas` + 1
+stretches for that, since neighbours share a switch. Each host of a group has the copies of the
+`replicas` hosts before it, counted in a ring; the hosts that are too few for a group of their own
+join the last.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ class GroupPeers:
         self.count = group.count
         self.index = group.index
         self.worth_bytes = WORTH_BYTES if options.read == "auto" else 1
-        self.hold_bytes = min(HOLD_BYTES, options.memory.free_bytes() // HOLD_SHARE)
+        # A bound of nothing would be none: one block is held at a time.
+        self.hold_bytes = max(1, min(HOLD_BYTES, options.memory.free_bytes() // HOLD_SHARE))
         self.trust = PeerTrust()
         self.counts = Counter[str]()
         self._agreement = agreement

@@ -207,6 +207,8 @@ def link_unmoved(
     A file that cannot be linked is left out. In a bucket none is linked here: it is copied while
     its bytes are held.
     """
+    if history.is_doubted:
+        history.forget()
     if target.storage.posix is None:
         return Unmoved({}, set(), {})
     files: dict[int, set[int]] = {}
@@ -238,8 +240,8 @@ def link_name(plan: Plan, pack: int, file: int, save_id: str) -> str:
 class SaveHistory:
     """The files of the last committed save of this process, by item and pack.
 
-    For one thread at a time. It is forgotten after any failure and any deletion: the next save
-    writes everything.
+    For one thread at a time, but for `doubt`. It is forgotten after any failure, any deletion and
+    what a restore found damaged: the next save writes everything.
     """
 
     full_every: int | None = None
@@ -247,6 +249,7 @@ class SaveHistory:
     _begun: dict[str, _SavedItem] = field(default_factory=dict)
     _linked: bool = False
     _since_full: float = math.inf
+    is_doubted: bool = False
 
     @property
     def is_known(self) -> bool:
@@ -295,8 +298,13 @@ class SaveHistory:
         self._begun = {}
         self._linked = False
 
+    def doubt(self) -> None:
+        """Has the next save forget all. One in flight goes on: it lacks what it linked."""
+        self.is_doubted = True
+
     def forget(self) -> None:
         """Forgets all: the next save writes everything."""
+        self.is_doubted = False
         self._saved = {}
         self._begun = {}
         self._linked = False

@@ -512,32 +512,35 @@ def _transfer(
             pending[start] = pending[start][moved:]
 
 
-def make_folders(folder: Path, mode: int | None) -> None:
-    """Makes a folder and those above it, each durable in its parent.
+def make_folders(folder: Path, mode: int | None, *, syncs: bool = True) -> None:
+    """Makes a folder and those above it, each durable in its parent if it `syncs`.
 
     New folders have the mode, if it is not None.
     """
     if folder.is_dir():
         return
-    make_folders(folder.parent, mode)
+    make_folders(folder.parent, mode, syncs=syncs)
     with contextlib.suppress(FileExistsError):
         # Never more open than its mode, not for a moment: another process may look.
         os.mkdir(folder, 0o777 if mode is None else mode)
         if mode is not None:
             os.chmod(folder, mode)
-    sync_folder(folder.parent)
+    if syncs:
+        sync_folder(folder.parent)
 
 
-def in_folder(path: Path, make: Callable[[], T], mode: int | None = None) -> T:
+def in_folder(
+    path: Path, make: Callable[[], T], mode: int | None = None, *, syncs: bool = True
+) -> T:
     """Makes the folder of a path, then what is in it.
 
     Tries again when a sweep removes the folder while it is still empty.
     """
     for _ in range(FOLDER_TRIES):
         with contextlib.suppress(FileNotFoundError):
-            make_folders(path.parent, mode)
+            make_folders(path.parent, mode, syncs=syncs)
             return make()
-    make_folders(path.parent, mode)
+    make_folders(path.parent, mode, syncs=syncs)
     return make()
 
 

@@ -147,7 +147,7 @@ def test_a_part_is_durable_when_it_has_its_name_if_it_is_to_be(
     syncs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First its packs and their names, fresh and written over, then its own text, then its name;
-    else no file is waited for.
+    else neither file nor folder is waited for.
     """
     calls: list[str] = []
     fsync = os.fsync
@@ -166,7 +166,8 @@ def test_a_part_is_durable_when_it_has_its_name_if_it_is_to_be(
     folder = HostFolder(tmp_path, RUN, syncs=syncs)
     for key in (KEY, _next(1)):
         calls.clear()
-        _saved(folder, key)
+        with folder.storage.synced_once(f"{key.folder}/state"):
+            _saved(folder, key)
         at = calls.index("replace")
         part = key.part_name(1)
         files = [
@@ -179,7 +180,7 @@ def test_a_part_is_durable_when_it_has_its_name_if_it_is_to_be(
         if syncs:
             assert calls.index(files[0]) < calls.index(files[1])
         else:
-            assert not any(Path(name).suffix for name in calls)
+            assert calls == ["replace"]
         folder.let_go(key)
 
 
@@ -243,6 +244,33 @@ def test_spare_files_go_at_the_end(folder: HostFolder) -> None:
     assert not (folder.path / KEY.folder).exists()
 
 
+def test_a_part_that_cannot_get_its_name_leaves_nothing(folder: HostFolder) -> None:
+    """What was begun of it is gone, and so is its folder once the save is let go."""
+    path = folder.path / KEY.part_name(1)
+    path.mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        folder.publish(Part(RUN, KEY, 1, {}), b"{}")
+    path.rmdir()
+    folder.let_go(KEY)
+    assert [*folder.path.iterdir()] == []
+
+
+def test_what_is_let_go_leaves_no_empty_folder(folder: HostFolder) -> None:
+    """Neither that of a save nor that of its branch, with files of its own or without."""
+    empty = KEY._replace(branch=3)
+    none = KEY._replace(branch=4)
+    found = Part(RUN, empty, 1, {})
+    folder.publish(found, found.to_bytes())
+    folder.let_go(empty)
+    (folder.path / none.folder).mkdir(parents=True)  # nothing came of it
+    folder.let_go(none)
+    assert [*folder.path.iterdir()] == []
+    _saved(folder)
+    folder.let_go(KEY)
+    _saved(folder, KEY._replace(branch=2))
+    assert [path.name for path in folder.path.iterdir()] == ["2"]
+
+
 def test_an_error_while_writing_leaves_no_part(tmp_path: Path) -> None:
     """The file that was begun is nobody's: no part names it."""
 
@@ -255,6 +283,8 @@ def test_an_error_while_writing_leaves_no_part(tmp_path: Path) -> None:
         storage.write("1/x/state/y", 10, broken())  # type: ignore[arg-type]
     storage.spare(["1/x/state/y", "1/x/state/never"])
     assert storage.spare_bytes() == 3
+    (tmp_path / "1/x/state/y").unlink()  # as a cleaner of old files does
+    assert storage.spare_bytes() == 0
 
 
 STDIN_CLOSED = """

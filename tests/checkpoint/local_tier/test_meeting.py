@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from holdfast.checkpoint import EveryNSteps, Local
-from holdfast.checkpoint.local_tier.meeting import Attendance, Peer, meet
+from holdfast.checkpoint.local_tier.meeting import MARK_AGE_S, Attendance, Peer, meet
 from holdfast.coordination.mounts import boot_id
 from holdfast.multihost import Solo
 from tests.support.checkpointing import at_once, groups
@@ -34,6 +36,19 @@ def test_one_process_meets_itself(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     meeting.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_marks_of_dead_processes_go(tmp_path: Path) -> None:
+    """A process that was killed as it met left one. After a day whoever comes takes it away, and
+    nothing else.
+    """
+    names = ["mark-0123456789abcdef", "mark-fedcba9876543210", "mark-of-mine"]
+    for name in names:
+        (tmp_path / name).touch()
+    for name in (names[0], names[2]):
+        os.utime(tmp_path / name, (0, time.time() - MARK_AGE_S - 60))
+    meet(Local(tmp_path, save_policy=EveryNSteps(1)), Solo(), "meet", None).close()
+    assert {path.name for path in tmp_path.iterdir()} == {*names[1:]}
 
 
 def test_machines_of_one_rack_are_told_apart(

@@ -28,7 +28,7 @@ from holdfast.checkpoint.restoring import shared_reader, sharing
 from holdfast.checkpoint.restoring.devices import Region, slices_in
 from holdfast.checkpoint.restoring.reader import ReadRequest
 from holdfast.checkpoint.restoring.restore import RestoreOptions, allocate
-from holdfast.checkpoint.restoring.shared_reader import SharedReader
+from holdfast.checkpoint.restoring.shared_reader import HeldBlocks, SharedReader
 from holdfast.checkpoint.restoring.sharing import Demand, Runs
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import ClusterGroup, Solo
@@ -337,6 +337,16 @@ def test_what_is_held_for_others_is_bounded_and_dropped(folder: Path) -> None:
 
     results, _, _ = restore_each(folder, make)
     assert all(same(each) for each in results)
+
+
+def test_without_free_memory_one_block_is_held_at_a_time() -> None:
+    """The next one takes its place."""
+    none = RestoreOptions(read="once", memory=MemoryBudget(bound_bytes=0))
+    agreement = RestoreAgreement(Solo(), "restore", "the state", 30.0)
+    peers = GroupPeers(Solo(), agreement, none)
+    blocks = HeldBlocks(lambda block: memoryview(b"xyz"), lambda block: 3, peers.hold_bytes)
+    assert [blocks.get(block, 2) for block in (0, 1, 0)] == [b"xyz", b"xyz", None]
+    blocks.close()
 
 
 def test_a_process_without_an_address_reads_for_itself(folder: Path) -> None:

@@ -4,6 +4,7 @@ a name.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -141,6 +142,25 @@ def test_the_copies_serve_when_a_host_is_lost(root: Path, hosts: list[Path]) -> 
     with job(root, hosts) as second:
         assert second.restore() == 5
         assert second.statistics("survives") == [0] * 4
+
+
+def test_a_host_without_room_for_its_folder_reads_from_the_others(
+    root: Path, hosts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the folder of the run cannot be made, that host counts as empty: the copies serve."""
+    mkdir = os.mkdir
+
+    def refuse(path: Any, mode: int = 0o777) -> None:
+        if Path(path).parent == hosts[1]:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(path))
+        mkdir(path, mode)
+
+    with job(root, hosts[:2]) as first:
+        first.save(5)
+    lose(hosts[1])
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with job(root, hosts[:2]) as second:
+        assert second.restore() == 5
 
 
 def test_a_whole_group_lost_means_the_store(root: Path, hosts: list[Path]) -> None:
@@ -906,6 +926,9 @@ def test_a_run_folder_that_was_opened_to_others_fails_the_next_local_save(
         first.save(6)
         first.save(8)
         assert first.each(lambda rank, manager: manager.all_steps()) == [[4, 5, 8]] * 2
+        servers = [manager._catalog.tier._place.meeting.server for manager in first.managers]
+        names = [server.statistics()["names"] for server in servers]
+        assert names[0] == names[1], "the step that failed is still told of"
     failed = [record.getMessage() for record in caplog.records if "step 6" in record.getMessage()]
     assert len(failed) == 2
     assert all(

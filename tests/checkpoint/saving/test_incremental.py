@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,9 +27,11 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import (
     CheckpointError,
     CheckpointManager,
+    Corrupt,
     KeepAll,
     KeepLast,
     Options,
+    Progress,
     SaveFailed,
     UnsupportedLeaf,
     load,
@@ -313,6 +316,60 @@ def test_a_damaged_file_is_not_called_whole(tmp_path: Path) -> None:
         manager.save(2, state(7, 2))
         manager.wait_until_finished()
         assert_is(manager.restore(2), state(7, 2))
+
+
+def flip(folder: Path) -> None:
+    """Changes one byte of the largest pack of a step."""
+    pack = max((folder / "state").iterdir(), key=lambda path: path.stat().st_size)
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    with pack.open("r+b") as file:  # also under its other names
+        file.write(data)
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_what_a_restore_finds_damaged_is_not_linked(fallback: bool, tmp_path: Path) -> None:
+    """The next save writes everything, whether the restore raised or passed over the step."""
+    with CheckpointManager(tmp_path, options=FAST) as manager:
+        for step in (1, 2):
+            manager.save(step, state(step, step))
+            manager.wait_until_finished()
+        flip(tmp_path / "2")
+        if fallback:
+            assert_is(manager.restore(fallback=True), state(1, 1))
+        else:
+            with pytest.raises(Corrupt):
+                manager.restore()
+        step = 2 if fallback else 3
+        manager.save(step, state(2, step))
+        manager.wait_until_finished()
+        assert_is(manager.restore(step), state(2, step))
+
+
+def test_damage_that_a_restore_finds_while_a_save_links(tmp_path: Path) -> None:
+    """The save in flight has what it linked; the next one writes everything."""
+    begun = threading.Event()
+    found = threading.Event()
+
+    def pause(progress: Progress) -> None:
+        if progress.step == 3:
+            begun.set()
+            assert found.wait(60)
+
+    options = Options(incremental=True, check_free_space=False, progress=pause)
+    with CheckpointManager(tmp_path, options=options) as manager:
+        for step in (1, 2):
+            manager.save(step, state(7, step))
+            manager.wait_until_finished()
+        flip(tmp_path / "1")
+        manager.save(3, state(7, 3))
+        assert begun.wait(60)
+        with pytest.raises(Corrupt):
+            manager.restore(1)
+        found.set()
+        manager.save(4, state(7, 4))
+        manager.wait_until_finished()
+        assert_is(manager.restore(4), state(7, 4))
 
 
 def test_a_store_without_links_is_refused(tmp_path: Path) -> None:
