@@ -62,7 +62,8 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
         if folders != [""]:
             copy_step_names(storage, target, claims, folders)
         # A step that was left behind, and is asked for by its number, is not left behind there.
-        if folders != [""] and step not in left_steps(storage, find_steps(storage)):
+        lives = step is None or step not in left_steps(storage, find_steps(storage))
+        if folders != [""] and lives:
             copy_marks(storage, target, claims)
         meter.expect(_size(storage, folders))
 
