@@ -17,8 +17,7 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,9 +87,10 @@ class HostStorage(LocalStorage):
 
         return in_folder(path, open_it, self.folder_mode, syncs=self.syncs)
 
-    def synced_once(self, folder: str) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def synced_once(self, folder: str) -> Iterator[None]:
         """Syncs nothing: a part's publication does."""
-        return contextlib.nullcontext()
+        yield
 
     def spare(self, names: Iterable[str]) -> None:
         """Lets files be written over. Nobody may read them for what they are any more."""
