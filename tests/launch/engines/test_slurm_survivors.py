@@ -183,7 +183,7 @@ def test_whose_node_slurm_gives_up_is_replaced_with_the_next(
     srun passes nothing on to it. So it is replaced when another process is, and not waited for.
     """
     trial = Trial(whole, tmp_path / "job")
-    trial.submit(4000)
+    trial.submit(10**6)  # until it is told
     trial.wait_for_step(50)
     whole.kill_daemon("n3")
     whole.wait_for_state("n3", "down")
