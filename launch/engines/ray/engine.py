@@ -8,7 +8,6 @@ does the same for a command. Needs the extra `ray`.
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import signal
 import threading
@@ -19,6 +18,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
+from holdfast.coordination.process.job_folder import working_folder
 from holdfast.multihost import Preempted, ProcessSpec
 from holdfast.proto import session_pb2
 
@@ -949,7 +949,7 @@ def _those(ranks: Collection[int]) -> str:
 def _folder() -> str:
     """Returns where this process is, and others are to be; "" where Ray says that of them."""
     given = load_ray().get_runtime_context().runtime_env
-    return "" if given.get("working_dir") else os.getcwd()
+    return "" if given.get("working_dir") else working_folder()
 
 
 def actor_here(kind: type) -> Any:
