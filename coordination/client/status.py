@@ -51,6 +51,7 @@ class StatusClient:
         self.timeout_s = timeout_s
         self._options = {"metadata": credentials.metadata(), "wait_for_ready": wait_for_ready}
         self._channel = credentials.channel(address)
+        self._is_closed = False
 
     def _call(self, path: str, request: Any, response: Any, timeout_s: float | None = None) -> Any:
         try:
@@ -135,6 +136,10 @@ class StatusClient:
         if code == "UNAVAILABLE":
             what = f"no coordinator answers at {self._address}; is it running?"
             return CoordinatorLost(what, address=self._address)
+        # The server's gRPC says so, too, to a call that comes while it ends.
+        if code == "CANCELLED" and not self._is_closed:
+            what = f"the coordinator at {self._address} ended before it answered"
+            return CoordinatorLost(what, address=self._address)
         if code == "DEADLINE_EXCEEDED":
             what = f"the coordinator at {self._address} did not answer in {self.timeout_s:g} s"
             return CoordinationError(what, code=code)
@@ -193,6 +198,7 @@ class StatusClient:
 
     def close(self) -> None:
         """Closes the connection; calls under way raise CANCELLED."""
+        self._is_closed = True
         self._channel.close()
 
     def __enter__(self) -> Self:

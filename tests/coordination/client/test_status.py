@@ -7,6 +7,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
@@ -189,6 +190,26 @@ def test_nobody_is_unavailable_at_once_or_waited_for() -> None:
                 with pytest.raises(CoordinationError) as caught:
                     status.status()
                 assert caught.value.code == code
+
+
+def test_a_call_that_meets_the_end_of_the_coordinator_finds_nobody() -> None:
+    """UNAVAILABLE, as where nobody listens any more, whatever gRPC says at that moment."""
+
+    def ask_until_the_end(client: StatusClient) -> CoordinationError:
+        while True:
+            try:
+                client.status()
+            except CoordinationError as error:
+                return error
+
+    with serving(1) as service, ExitStack() as stack, ThreadPoolExecutor(8) as threads:
+        clients = [stack.enter_context(StatusClient(service.address)) for _ in range(8)]
+        asking = [threads.submit(ask_until_the_end, client) for client in clients]
+        clients[0].status()
+        service.stop()
+        errors = [each.result(timeout=60) for each in asking]
+    assert {error.code for error in errors} == {"UNAVAILABLE"}, errors
+    assert any("ended before it answered" in str(error) for error in errors), errors
 
 
 def test_a_secured_coordinator_wants_the_token(tmp_path: object) -> None:
