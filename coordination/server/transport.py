@@ -17,6 +17,7 @@ from ..core.machine import STANDSTILL_S
 from ..wire.doorway import Doorway
 from .admission import Admission
 from .grpc_calls import GrpcCalls
+from .journal import JournalError
 from .listening import Listening, silence_s
 from .service import Service
 from .sessions import SessionStream
@@ -47,6 +48,7 @@ class Transport:
         self._listeners: list[socket.socket] = []
         self._streams: set[SocketStream] = set()
         self._flushing = False
+        self._failure: JournalError | None = None
         self._due = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
@@ -61,7 +63,7 @@ class Transport:
         self, stop_reason: Callable[[], str | None], announce: Callable[[], None] = lambda: None
     ) -> str:
         """Serves until `stop_reason()` gives one, which it returns. `announce` is called once all
-        can be served.
+        can be served. JournalError ends it at once, with no answer that the journal lacks.
         """
         service = self._service
         loop = asyncio.get_running_loop()
@@ -75,6 +77,8 @@ class Transport:
                 calls.turns.tick()
                 service.note_turned_away(self.doorway.turned_away)
                 await asyncio.sleep(_STOP_POLL_S)
+                if self._failure is not None:
+                    raise self._failure
             if self._timer is not None:
                 self._timer.cancel()
             service.close()
@@ -136,7 +140,11 @@ class Transport:
 
     def _flush(self) -> None:
         self._flushing = False
-        self._service.flush()
+        if self._failure is None:
+            try:
+                self._service.flush()
+            except JournalError as error:  # asyncio would log it, and go on
+                self._failure = error
         self._set_timer()
 
     def _set_timer(self) -> None:

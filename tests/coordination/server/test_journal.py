@@ -18,8 +18,10 @@ from holdfast.coordination import (
     CoordinationClient,
     CoordinationError,
     CoordinationService,
+    CoordinatorLost,
     Endpoint,
     JobIdentity,
+    ServiceTimeouts,
     StatusClient,
 )
 from holdfast.coordination.address import connect
@@ -119,6 +121,27 @@ def test_a_full_disk_removes_the_journal(tmp_path: Path) -> None:
             assert names == ["keys/after", "keys/before", "keys/meanwhile"]
             client.wait_at_barrier("once", 5_000)
             client.shutdown()
+
+
+def test_a_journal_that_can_be_neither_written_nor_removed_ends_the_coordinator(
+    tmp_path: Path,
+) -> None:
+    """What the journal does not hold is not answered."""
+    options: dict[str, Any] = {
+        "endpoint": Endpoint(port=free_port()),
+        "journal": str(tmp_path / "journal"),
+        "recoverable": True,
+        "timeouts": ServiceTimeouts(heartbeat_s=2),
+    }
+    with CoordinationService.spawn(1, **options) as service:
+        client = CoordinationClient(service.address, 0)
+        client.connect()
+        (tmp_path / "journal-shm").mkdir()  # which no unlink removes
+        resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        with pytest.raises(CoordinatorLost, match="has been silent"):
+            client.key_value_set("key", "1")
+        assert service.wait(20) == 1
+        client.close()
 
 
 def test_what_is_answered_while_a_coordinator_stops_is_in_its_journal(tmp_path: Path) -> None:
