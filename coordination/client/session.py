@@ -248,7 +248,7 @@ class _SessionStream:
     def open(self, opening: spb.Open, deadline: Deadline) -> spb.Opened:
         """Sends the client's first frame and waits for the service's."""
         self.number = opening.number
-        self._stream.start(spb.ClientFrame(open=opening).SerializeToString())
+        self._stream.start(spb.ClientFrame(open=opening).SerializeToString(), deadline)
         try:
             opened = self._opened.get(timeout=deadline.remaining_s())
         except queue.Empty:

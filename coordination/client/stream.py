@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from holdfast.proto import session_pb2
 
 from ..address import UNIX, set_silence, split_address
+from ..deadline import Deadline
 from ..names import KEY_HEADER, TOKEN_HEADER
 from ..wire.frames import PREAMBLE, VERSION, FrameReader, framed
 from ..wire.tls import STEP_BYTES, TlsBytes
@@ -69,10 +70,10 @@ class Stream:
         self._end = ("UNAVAILABLE", "the connection was closed")
         self._own: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
-    def start(self, opening: bytes) -> None:
+    def start(self, opening: bytes, deadline: Deadline) -> None:
         """Connects and begins to read. `opening` is the frame after Hello."""
         read = threading.Thread(
-            target=self._read, args=(opening,), name="holdfast-reader", daemon=True
+            target=self._read, args=(opening, deadline), name="holdfast-reader", daemon=True
         )
         try:
             read.start()
@@ -158,9 +159,9 @@ class Stream:
 
     # --- The reader
 
-    def _read(self, opening: bytes) -> None:
+    def _read(self, opening: bytes, deadline: Deadline) -> None:
         try:
-            self._connect()
+            self._connect(deadline)
             self._greet(opening)
             frames = FrameReader()
             while data := self._receive():
@@ -178,23 +179,25 @@ class Stream:
             self._sending.release()
         self._socket.close()
 
-    def _connect(self) -> None:
-        """Tries each address of the host."""
+    def _connect(self, deadline: Deadline) -> None:
+        """Tries each address of the host: one that is silent leaves the others their share."""
         if self._address.startswith(UNIX):
-            self._try(socket.AF_UNIX, self._address.removeprefix(UNIX))
+            self._try(socket.AF_UNIX, self._address.removeprefix(UNIX), CONNECT_S)
             return
         host, port = split_address(self._address)
         failure: OSError | None = None
-        for family, _, _, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for tried, (family, _, _, _, target) in enumerate(found):
+            share_s = deadline.remaining_s() / (len(found) - tried)
             try:
-                self._try(family, target)
+                self._try(family, target, min(CONNECT_S, share_s))
             except OSError as error:
                 failure = error
             else:
                 return
         raise failure or OSError(f"{self._address} has no address")
 
-    def _try(self, family: int, target: object) -> None:
+    def _try(self, family: int, target: object, timeout_s: float) -> None:
         with self._life_lock:
             if self._over:
                 raise OSError("the client ends")
@@ -203,7 +206,7 @@ class Stream:
             self._writable = select.poll()
             self._writable.register(self._socket, select.POLLOUT)
         set_silence(self._socket, SILENCE_S)
-        self._socket.settimeout(CONNECT_S)
+        self._socket.settimeout(timeout_s)
         self._socket.connect(target)  # type: ignore[arg-type]
         self._socket.settimeout(None)
 

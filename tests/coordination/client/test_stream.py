@@ -17,10 +17,12 @@ from holdfast.coordination import (
     CoordinationClient,
     CoordinationError,
     CoordinationService,
+    Endpoint,
     ProcessInfo,
     ServiceTimeouts,
     Timeouts,
 )
+from holdfast.coordination.address import split_address
 from tests.support.proxy import Proxy
 
 LONG_MS = 60_000
@@ -248,16 +250,37 @@ def test_another_program_is_told_at_once() -> None:
             CoordinationClient(address, 0, timeouts=Timeouts(init_s=30)).connect()
 
 
-def test_a_close_interrupts_a_connection_that_is_being_made() -> None:
-    """To a listener that takes nobody: `connect` ends at once."""
+@contextlib.contextmanager
+def silent(port: int = 0) -> Iterator[str]:
+    """Yields the address of a listener that takes nobody."""
     with socket.socket() as listener, contextlib.ExitStack() as stack:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind(("127.0.0.1", port))
         listener.listen(0)
         for _ in range(3):  # until its queue is full
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(listener.getsockname())
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_silent_address_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a name with two: an attempt that has two seconds reaches the coordinator."""
+    with CoordinationService.spawn(1, endpoint=Endpoint(host="127.0.0.2")) as service:
+        port = split_address(service.address)[1]
+        found = [
+            (socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))
+            for host in ("127.0.0.1", "127.0.0.2")
+        ]
+        with silent(port), monkeypatch.context() as names:
+            names.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+            client = CoordinationClient(f"a.name:{port}", 0, timeouts=Timeouts(init_s=2))
+            client.connect()
+        client.shutdown()
+
+
+def test_a_close_interrupts_a_connection_that_is_being_made() -> None:
+    """To a listener that takes nobody: `connect` ends at once."""
+    with silent() as address:
         client = CoordinationClient(address, 0, timeouts=Timeouts(init_s=60))
         with ThreadPoolExecutor(1) as pool:
             joining = pool.submit(client.connect)
