@@ -37,7 +37,7 @@ MOST: dict[str, dict[str, int]] = {
 # Tokens by room, in thousands. Who has given some back lowers its number; to raise one is a
 # decision, which its commit explains.
 MOST_TOKENS = {
-    "coordination": 73.6,
+    "coordination": 73.7,
     "multihost": 48.5,
     "checkpoint": 197.7,
     "launch": 53.5,

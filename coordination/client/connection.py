@@ -16,6 +16,7 @@ from weakref import WeakSet
 from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
 
+from ..address import UNIX
 from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import CoordinationError, CoordinatorLost, ProcessLost
@@ -121,8 +122,8 @@ class Connection:
         its_s = self.heartbeat_timeout_s
         if wanted_s is not None and abs(wanted_s - its_s) >= 0.001:
             what = (
-                f"the heartbeat timeout of the coordinator at {self._address} is {its_s:g} s, not"
-                f" {wanted_s:g} s"
+                f"the heartbeat timeout of the coordinator at {self._service_address} is {its_s:g}"
+                f" s, not {wanted_s:g} s"
             )
             raise CoordinationError(
                 f"{what}: set it where the coordinator is started (--heartbeat-timeout-s), or give"
@@ -151,12 +152,19 @@ class Connection:
 
     def _out_of_reach(self, deadline: Deadline) -> CoordinatorLost:
         tried_s = deadline.elapsed_s()
-        what = f"no coordinator answered at {self._address} for {tried_s:.1f} s"
+        address = self._address
+        if address.startswith(UNIX) and accepts_connections(address):
+            address = self._service_address  # behind the relay that listens
+        what = f"no coordinator answered at {address} for {tried_s:.1f} s"
         return CoordinatorLost(
-            f"{what}: {why_unreachable(self._address)}",
-            address=self._address,
-            tried_s=tried_s,
+            f"{what}: {why_unreachable(address)}", address=address, tried_s=tried_s
         )
+
+    @property
+    def _service_address(self) -> str:
+        """Where the service is: behind a relay, as far as it has said so."""
+        transport = self._transport
+        return self._address if transport is None else transport.service_address
 
     # --- Calling
 
@@ -214,11 +222,12 @@ class Connection:
         # A service that was given up meanwhile is the reason of the break, and says more than it.
         self._require_transport()
         if error.sent and method in ONCE:
+            address = self._service_address
             what = (
-                f"the connection to {self._address} broke during {method}: it may or may not have"
-                " been applied"
+                f"the connection to {address} broke during {method}: it may or may not have been"
+                " applied"
             )
-            lost = CoordinatorLost(what, address=self._address, tried_s=deadline.elapsed_s())
+            lost = CoordinatorLost(what, address=address, tried_s=deadline.elapsed_s())
             raise lost from error
         if deadline.remaining_s() <= pause_s:
             raise self._out_of_reach(deadline) from error
@@ -285,9 +294,8 @@ class Connection:
         except CoordinationError as error:
             # A stopped coordinator whose clients connected again and again would meet thousands
             # of dead connections first, once it goes on. So the open one is kept.
-            address = transport.service_address
             timed_out = error.code == "DEADLINE_EXCEEDED"
-            if timed_out and (self._stands_still or accepts_connections(address)):
+            if timed_out and (self._stands_still or accepts_connections(self._service_address)):
                 self._outwait()
                 return False
             # An error says that the service has given this process up; it may take it back.
@@ -298,7 +306,7 @@ class Connection:
             self._stands_still = True
             log.warning(
                 "the coordinator at %s takes connections but does not answer: waiting %g s",
-                self._address,
+                self._service_address,
                 self._patience_s(),
             )
 
@@ -326,11 +334,12 @@ class Connection:
 
     def _silence(self) -> CoordinatorLost:
         silent_s = time.monotonic() - self._answered_at
+        address = self._service_address
         what = (
-            f"the coordinator at {self._address} has been silent for {silent_s:.1f} s (heartbeat"
-            f" timeout {self.heartbeat_timeout_s:g} s)"
+            f"the coordinator at {address} has been silent for {silent_s:.1f} s (heartbeat timeout"
+            f" {self.heartbeat_timeout_s:g} s)"
         )
-        return CoordinatorLost(what, address=self._address, tried_s=silent_s)
+        return CoordinatorLost(what, address=address, tried_s=silent_s)
 
     def _lose(self, error: CoordinationError) -> None:
         with self._lock:

@@ -143,12 +143,11 @@ class SessionTransport:
 
     def _accept(self, opened: spb.Opened) -> None:
         if self._service not in (0, opened.service_incarnation):
-            raise without_memory(self._address)
+            raise without_memory(self.service_address)
         self._service = opened.service_incarnation
         # The budget of an outage is the coordinator's: both sides give up at the same time.
         self.heartbeat_timeout_s = opened.heartbeat_timeout_ms / 1000
         self.num_processes = opened.num_processes
-        self.service_address = opened.coordinator or self._address
 
     def call(
         self,
@@ -182,6 +181,10 @@ class SessionTransport:
         if reply.code:
             raise make_error(status_name(reply.code), reply.message, dict(reply.payloads), request)
         return RESPONSES[method].FromString(reply.body)
+
+    def tell_service_address(self, address: str) -> None:
+        """Takes a relay's word of where the service is."""
+        self.service_address = address
 
     def take(self, stream: _SessionStream, frame: spb.ServerFrame) -> None:
         """Takes a frame that is no reply. Called by the stream's own thread."""
@@ -334,6 +337,8 @@ class _SessionStream:
             reply = frame.reply
             if (inbox := self._waiting.get(reply.id)) is not None:
                 inbox.put(reply)
+        elif frame.opened.coordinator:
+            self._owner.tell_service_address(frame.opened.coordinator)
         elif frame.HasField("opened"):
             self._opened.put(frame.opened)
         elif frame.HasField("end"):

@@ -4,7 +4,7 @@ coordinator.
 Released jaxlib speaks none of these, so with TLS or a token on, each process has a relay
 (docs/adr/0005). It listens at a socket in a folder that only its own user can enter, and forwards
 every call of profiles A, B and D and our Session byte for byte, with its errors and their payloads.
-To the first answer of a Session it adds the address that it forwards to. It lets through the task
+A Session's first answer is its own: the address that it forwards to. It lets through the task
 ids that it was started for, and ends with the process that started it.
 """
 

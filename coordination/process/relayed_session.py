@@ -95,6 +95,9 @@ class RelayedSession:
         if refusal := upstream.refusal(opening.open.process_id):
             _end(client, Code.PERMISSION_DENIED, refusal)
             return
+        # At once: the relay's own socket accepts connections, whatever has become of the service.
+        told = session_pb2.Opened(coordinator=upstream.coordinator)
+        client.send(session_pb2.ServerFrame(opened=told))
         service = await self._connect()
         if service is None:
             _end(client, Code.UNIMPLEMENTED, another_program(upstream.coordinator))
@@ -102,12 +105,7 @@ class RelayedSession:
         try:
             service.writer.write(framed(hello_of(upstream.metadata, hello.hello.version)))
             service.send(opening)
-            first = session_pb2.ServerFrame.FromString(await service.frame(Limits().message_bytes))
-            if first.HasField("opened"):
-                # The relay's own socket accepts connections, whatever has become of the service's
-                # host.
-                first.opened.MergeFrom(session_pb2.Opened(coordinator=upstream.coordinator))
-            client.send(first)
+            client.writer.write(framed(await service.frame(Limits().message_bytes)))
             self._doorway.settle(self)
             await _pass_both(client, service)
         finally:

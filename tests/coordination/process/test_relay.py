@@ -27,7 +27,7 @@ from holdfast.coordination import (
 )
 from holdfast.coordination.names import PROFILE_A
 from holdfast.proto import coordination_pb2
-from tests.support.cluster import Processes
+from tests.support.cluster import Processes, free_port
 from tests.support.paths import program
 from tests.support.proxy import Proxy
 from tests.support.secured import Security, at_once, join, secure, together
@@ -152,10 +152,23 @@ def test_a_vanished_host_behind_a_relay_is_lost(
         client = CoordinationClient(relay.address, 0)
         client.connect()
         proxy.vanish()
-        with pytest.raises(CoordinatorLost, match="has been silent for"):
+        with pytest.raises(CoordinatorLost, match=f"{proxy.address} has been silent for"):
             client.blocking_key_value_get("never", 60_000)
         assert "takes connections but does not answer" not in caplog.text
         client.close()
+
+
+def test_who_joins_by_a_relay_reads_what_is_behind_it(security: Security) -> None:
+    """The coordinator's address and what is there; the relay's own where nobody is."""
+    nobody = f"127.0.0.1:{free_port()}"
+    with Relay.spawn(nobody, security.member(), [0]) as relay:
+        client = CoordinationClient(relay.address, 0, timeouts=Timeouts(init_s=1))
+        with pytest.raises(CoordinatorLost, match=rf"at {nobody} for .* s: nobody listens") as lost:
+            client.connect()
+        assert lost.value.address == nobody
+    client = CoordinationClient(relay.address, 0, timeouts=Timeouts(init_s=1))
+    with pytest.raises(CoordinatorLost, match=rf"at {relay.address} for .* s: nobody listens"):
+        client.connect()
 
 
 def test_a_relay_of_another_is_refused(security: Security, address: str) -> None:
