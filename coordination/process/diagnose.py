@@ -48,7 +48,10 @@ def gather(client: StatusClient, *, with_stacks: bool = False, hangs: bool = Fal
     ]
     looks = _looks(unheard[:_MOST_LOOKS])
     seen = {process: [found.stacks] for process, found in looks.items() if found.stacks}
-    return Evidence(client.status(), {**samples, **seen}, looks, hangs)
+    now = client.status()
+    if now.service_life != status.service_life:
+        return Evidence(now, hangs=hangs)  # who did not answer had lost the former coordinator
+    return Evidence(now, {**samples, **seen}, looks, hangs)
 
 
 def place_of(process_id: int, pid: int) -> str:

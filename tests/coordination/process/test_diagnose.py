@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from holdfast.coordination import CoordinationClient, CoordinationService, StatusClient
+from holdfast.coordination import (
+    CoordinationClient,
+    CoordinationError,
+    CoordinationService,
+    Endpoint,
+    StatusClient,
+)
 from holdfast.coordination.diagnosis.stacks import parse
 from holdfast.coordination.process.diagnose import gather, whom_to_ask
 from holdfast.proto import session_pb2
+from tests.support.cluster import free_port
 
 
 def test_stacks_are_sampled_where_they_are_called_for() -> None:
@@ -34,6 +46,40 @@ def test_stacks_are_sampled_where_they_are_called_for() -> None:
         assert len(evidence.stacks[0]) == 4
         assert parse(evidence.stacks[0][0])[0].name == "MainThread"
         clients[0].shutdown()
+
+
+class _Restarting(StatusClient):
+    """Calls `restart` before it asks for stacks."""
+
+    restart: Callable[[], object]
+
+    def stacks(self, *what: Any, **how: Any) -> list[str | CoordinationError]:
+        self.restart()
+        return super().stacks(*what, **how)
+
+
+def test_a_coordinator_that_is_restarted_meanwhile_blames_nobody(tmp_path: Path) -> None:
+    """Its new status stands alone: no answer to the former one counts."""
+    options: dict[str, Any] = {
+        "endpoint": Endpoint(port=free_port()),
+        "journal": str(tmp_path / "journal"),
+        "recoverable": True,
+    }
+    with contextlib.ExitStack() as stack:
+        former = stack.enter_context(CoordinationService.spawn(1, **options))
+        client = stack.enter_context(CoordinationClient(former.address, 0))
+        looker = stack.enter_context(_Restarting(former.address, wait_for_ready=True))
+
+        def restart() -> None:
+            os.kill(former.pid, signal.SIGKILL)
+            former.close()
+            stack.enter_context(CoordinationService.spawn(1, **options))
+            looker.restart = lambda: None
+
+        looker.restart = restart
+        evidence = gather(looker, with_stacks=True)
+        assert (len(evidence.status.tasks), evidence.stacks, evidence.looks) == (1, {}, {})
+        client.shutdown()
 
 
 def test_of_thousands_64_are_asked_for_stacks() -> None:
