@@ -47,6 +47,8 @@ def look(process_id: int, pid: int) -> Look | None:
         # The touch was this look's, and not the process's: the next look must not count it.
         os.utime(file, ns=(touched.st_atime_ns, touched.st_mtime_ns))
         return Look(held_s=time.time() - touched.st_mtime, stacks=stacks)
+    except OSError:  # it has ended meanwhile
+        return None
     finally:
         os.close(file)
 

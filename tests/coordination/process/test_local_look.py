@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from holdfast.coordination.diagnosis.findings import Look
 from holdfast.coordination.diagnosis.stacks import parse
 from holdfast.coordination.process.local_look import look
+from holdfast.coordination.vitals import vitals_file
 from tests.support.paths import program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs memfd_create and /proc")
@@ -69,6 +71,28 @@ def test_another_process_is_not_touched(popen: subprocess.Popen[str]) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     assert look(5, gone.pid) is None
+
+
+_ENDS_WHEN_ASKED = f"""
+import os, time
+vitals = os.memfd_create("{vitals_file(5, 1)}")
+print("there", flush=True)
+while os.pread(vitals, 1, 0) != b"?":
+    os.utime(vitals)
+    time.sleep(0.01)
+"""
+
+
+def test_a_process_that_ends_meanwhile_is_not_there() -> None:
+    """One that was there as the look began, and ends instead of an answer."""
+    with (
+        subprocess.Popen([sys.executable, "-c", _ENDS_WHEN_ASKED], stdout=subprocess.PIPE) as ends,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert ends.stdout is not None and ends.stdout.readline() == b"there\n"
+        code = pool.submit(ends.wait)
+        assert look(5, ends.pid) is None
+        assert code.result(0) == 0
 
 
 def test_a_held_interpreter_answers_from_c(popen: subprocess.Popen[str]) -> None:
