@@ -5,7 +5,7 @@ from __future__ import annotations
 PREAMBLE = b"HFS1"
 """Each side's first bytes, in the clear. By them one port serves Sessions and gRPC."""
 
-VERSION = 3
+VERSION = 4
 """Of the frames. It rises when what session.proto or coordination.proto says changes its meaning:
 the processes of a job that have another are refused, with both numbers.
 """

@@ -58,4 +58,4 @@ def test_a_change_of_the_messages_is_a_decision() -> None:
     """
     files = (session_pb2.DESCRIPTOR, coordination_pb2.DESCRIPTOR)
     digest = hashlib.sha256(b"".join(file.serialized_pb for file in files)).hexdigest()[:16]
-    assert (VERSION, digest) == (3, "cea5135ded1ce7a6")
+    assert (VERSION, digest) == (4, "cea5135ded1ce7a6")
