@@ -45,7 +45,9 @@ def credential_options(command: _Command) -> _Command:
 
 
 def running_jobs() -> list[tuple[RunningJob, Credentials]]:
-    """Returns this user's jobs whose coordinators run on this machine, oldest first."""
+    """Returns this user's jobs whose coordinators run on this machine, oldest first. A job is there
+    twice while processes outlive an attempt of it.
+    """
     return [
         (job, folder.credentials())
         for folder in job_folders()
@@ -53,11 +55,16 @@ def running_jobs() -> list[tuple[RunningJob, Credentials]]:
     ]
 
 
+def newest_attempts() -> Mapping[str | None, tuple[RunningJob, Credentials]]:
+    """Returns what `running_jobs` does by job id, and of each job the newest attempt."""
+    return {job.job_id: (job, credentials) for job, credentials in running_jobs()}
+
+
 def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
     """Returns this user's job on this machine. Where there is none, or several, lists the jobs,
     those that ended within an hour too, and raises Failure.
     """
-    running = running_jobs()
+    running = list(newest_attempts().values())
     if len(running) == 1:
         return running[0]
     launched = launched_jobs()
@@ -112,10 +119,10 @@ def job_of_logs(folder: str) -> tuple[RunningJob, Credentials]:
         last = how_it_ended(folder) or last
         message = f"{folder}: no job of this user writes its lines there"
         raise Failure(message if last is None else str(last), EXIT_NOTHING)
-    for job, credentials in running_jobs():
-        if job.job_id == last.job_id:
-            return job, credentials
-    raise Failure(_between(last), EXIT_NOTHING)
+    running = newest_attempts().get(last.job_id)
+    if running is None:
+        raise Failure(_between(last), EXIT_NOTHING)
+    return running
 
 
 def _is_same_folder(log_dir: str, folder: str) -> bool:

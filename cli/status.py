@@ -30,8 +30,8 @@ from .own_jobs import (
     credentials_of,
     how_it_ended,
     job_of_logs,
+    newest_attempts,
     only_job,
-    running_jobs,
 )
 from .status_tables import status_tables
 from .tables import console
@@ -183,10 +183,16 @@ class _Target:
                 time.sleep(interval_s)
 
     def _looks(self, client: StatusClient, interval_s: float) -> Iterator[_Look]:
-        """Yields the job as it is, each `interval_s`; asks its processes at most every 10 s."""
+        """Yields the job as it is, each `interval_s`, until another attempt is its newest; asks its
+        processes at most every 10 s.
+        """
+        address = self.address
         asked = Evidence(session_pb2.StatusResponse())
         due_s = 0.0
         while True:
+            self._follow()
+            if self.address != address:
+                return
             if time.monotonic() < due_s:
                 now = at_later(asked, client.status())
             else:
@@ -211,10 +217,14 @@ class _Target:
                 ended = launched
         if ended is not None:
             raise Failure(printable(str(ended), lines=True), EXIT_NOTHING)
-        for job, credentials in running_jobs():
-            if job.job_id == self.job_id:
-                self.address = job.address
-                self.credentials = credentials
+        self._follow()
+
+    def _follow(self) -> None:
+        """Takes the coordinator of the job's newest attempt, where one runs here."""
+        running = newest_attempts().get(self.job_id)
+        if running is not None:
+            job, self.credentials = running
+            self.address = job.address
 
 
 def _target(address: str | None, files: Mapping[str, str | None], *, as_json: bool) -> _Target:

@@ -43,7 +43,7 @@ MOST_TOKENS = {
     "launch": 53.5,
     "compat": 35.8,
     "web": 8.9,
-    "cli": 21.6,
+    "cli": 21.8,
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.cli.own_jobs import job_of_logs, only_job
-from holdfast.coordination.process.job_folder import LaunchedJob
+from holdfast.coordination.process.job_folder import JobFolder, LaunchedJob, RunningJob
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,12 @@ def _here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 @click.command()
 def asked() -> None:
     """Asks for the one job."""
-    only_job(as_json=False)
+    job, _ = only_job(as_json=False)
+    click.echo(job.address)
+
+
+def _publish(job_id: str, attempt: int = 1) -> None:
+    JobFolder.create().publish(RunningJob(job_id, attempt, f"{job_id}-{attempt}", os.getpid()))
 
 
 def test_what_is_wrong_is_said_first_and_the_list_is_short() -> None:
@@ -63,3 +68,12 @@ def test_a_job_without_a_coordinator_is_a_job() -> None:
     assert found.output.splitlines()[0] == f"Error: {sentence}"
     with pytest.raises(click.ClickException, match=sentence):
         job_of_logs("/logs")
+
+
+def test_a_job_with_two_coordinators_is_one_job() -> None:
+    """While processes outlive an attempt: the newest is the job."""
+    _publish("j", 1)
+    _publish("j", 2)
+    LaunchedJob("j", os.getpid(), "/logs", {"state": "rejoining", "attempt": 2}, "j-1").leave()
+    assert CliRunner().invoke(asked).output == "j-2\n"
+    assert job_of_logs("/logs")[0].address == "j-2"

@@ -21,6 +21,7 @@ import pytest
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local
 from holdfast.coordination import CoordinationClient, CoordinationService, JobIdentity, StatusClient
 from holdfast.coordination.mounts import boot_id
+from holdfast.coordination.process.job_folder import JobFolder, RunningJob
 from holdfast.multihost import ClusterGroup
 from tests.support.checkpointing import served_groups
 from tests.support.local_hosts import job
@@ -262,6 +263,32 @@ def test_a_watch_goes_on_through_a_restart(tmp_path: Path) -> None:
                 assert watched.returncode == 3
                 assert re.search(r"Error: job j, attempt 2, ended \d+ s ago: finished", rest), rest
             job_.communicate(timeout=60)
+
+
+def test_a_watch_goes_on_with_the_newest_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the coordinator of the one before still answers."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as base, ExitStack() as stack:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+
+        def serve(attempt: int) -> None:
+            identity = JobIdentity(name="j", attempt=attempt)
+            service = stack.enter_context(CoordinationService.spawn(1, job=identity))
+            JobFolder.create().publish(RunningJob("j", attempt, service.address, service.pid))
+
+        serve(1)
+        watched = stack.enter_context(
+            subprocess.Popen(
+                holdfast(*["status", "--watch", "--interval-s", "0.1"]),
+                env=os.environ | {"TMPDIR": base},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        stack.callback(watched.terminate)
+        assert watched.stdout is not None
+        assert any("job j attempt 1" in line for line in watched.stdout)
+        serve(2)
+        assert any("job j attempt 2" in line for line in watched.stdout)
 
 
 def test_a_look_that_is_interrupted_has_shown_nothing() -> None:
