@@ -48,11 +48,13 @@ def running_jobs() -> list[tuple[RunningJob, Credentials]]:
     """Returns this user's jobs whose coordinators run on this machine, oldest first. A job is there
     twice while processes outlive an attempt of it.
     """
-    return [
-        (job, folder.credentials())
-        for folder in job_folders()
-        if (job := folder.job()) is not None and job.runs and not job.waiting
-    ]
+    found = []
+    for folder in job_folders():
+        job = folder.job()
+        if job is not None and job.runs and not job.waiting:
+            with contextlib.suppress(ValueError):  # half of its files are gone: it is removed
+                found.append((job, folder.credentials()))
+    return found
 
 
 def newest_attempts() -> Mapping[str | None, tuple[RunningJob, Credentials]]:

@@ -176,7 +176,9 @@ class _Target:
                 with self.client(timeout_s) as client:
                     _show(self._looks(client, interval_s), as_json, watch=True)
             except CoordinationError as error:
-                if not self.is_known or error.code not in _NO_ANSWER:
+                # What a secured coordinator wants to see goes with it, too.
+                is_gone = error.code in (*_NO_ANSWER, "UNAUTHENTICATED")
+                if not self.is_known or not is_gone:
                     raise
                 self._find_again(error)
                 click.echo(printable(f"{self.address} is asked again: {error}"), err=True)

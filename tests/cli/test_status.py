@@ -21,7 +21,9 @@ import pytest
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local
 from holdfast.coordination import CoordinationClient, CoordinationService, JobIdentity, StatusClient
 from holdfast.coordination.mounts import boot_id
-from holdfast.coordination.process.job_folder import JobFolder, RunningJob
+from holdfast.coordination.process.job_folder import JobFolder, LaunchedJob, RunningJob
+from holdfast.launch.workers.coordinator import Coordinator
+from holdfast.launch.workers.secrets import JobSecrets
 from holdfast.multihost import ClusterGroup
 from tests.support.checkpointing import served_groups
 from tests.support.local_hosts import job
@@ -288,6 +290,34 @@ def test_a_watch_goes_on_with_the_newest_attempt(monkeypatch: pytest.MonkeyPatch
         assert watched.stdout is not None
         assert any("job j attempt 1" in line for line in watched.stdout)
         serve(2)
+        assert any("job j attempt 2" in line for line in watched.stdout)
+
+
+def test_the_watch_of_a_secured_job_waits_for_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it shows to a coordinator goes with that."""
+    secrets = JobSecrets.create(["127.0.0.1"])
+    with tempfile.TemporaryDirectory(dir="/tmp") as base, ExitStack() as stack:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        LaunchedJob("j", os.getpid(), "", {"state": "running", "attempt": 1}, "").leave()
+        first = Coordinator("j", 1, 1, host="127.0.0.1", secrets=secrets)
+        stack.callback(first.close)
+        watched = stack.enter_context(
+            subprocess.Popen(
+                holdfast("status", "--watch", "--interval-s=0.1", "--timeout-s=1"),
+                env=os.environ | {"TMPDIR": base},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        stack.callback(watched.terminate)
+        assert watched.stdout is not None and watched.stderr is not None
+        assert any("job j attempt 1" in line for line in watched.stdout)
+        first.close()
+        assert any("cannot read the token file" in line for line in watched.stderr)
+        stack.callback(Coordinator("j", 2, 1, host="127.0.0.1", secrets=secrets).close)
         assert any("job j attempt 2" in line for line in watched.stdout)
 
 
