@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from google.protobuf.json_format import ParseDict
 
 from holdfast.coordination import Credentials
 from holdfast.coordination.diagnosis.summary import counted
@@ -21,7 +22,7 @@ from holdfast.coordination.process.job_folder import (
     launched_jobs,
     user_folder,
 )
-from holdfast.proto.session_pb2 import Launcher, StatusResponse
+from holdfast.proto.session_pb2 import StatusResponse
 
 from .common import EXIT_NOTHING, EXIT_USAGE, Failure, print_json, shown_time
 from .tables import Table, console
@@ -106,7 +107,8 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
 
 def _between(job: LaunchedJob) -> str:
     """Returns how a job is that has no coordinator now."""
-    status = StatusResponse(launcher=Launcher(**job.launcher))
+    status = StatusResponse()
+    ParseDict(job.launcher, status.launcher, ignore_unknown_fields=True)  # of a later version
     verdict = judge(status, gone="its next attempt begins")
     return f"job {job.job_id} has no coordinator now: {verdict.state.value.lower()}: {verdict.text}"
 
@@ -176,11 +178,11 @@ def how_it_ended(address: str) -> LaunchedJob | None:
     return next((job for job in reversed(ended) if job.address == address), None)
 
 
-def credentials_of(address: str, files: Mapping[str, Any]) -> Credentials:
-    """Returns the files that were given, else what the launcher of a job on this machine left."""
-    if any(files.values()):
-        return Credentials(**files)
+def credentials_of(address: str, given: Credentials) -> Credentials:
+    """Returns what was given, else what the launcher of a job on this machine left."""
+    if not given.empty:
+        return given
     for job, credentials in running_jobs():
         if job.address == address:
             return credentials
-    return Credentials()
+    return given

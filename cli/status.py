@@ -236,7 +236,7 @@ def _target(address: str | None, files: Mapping[str, str | None], *, as_json: bo
     if Path(address).is_dir():
         job, credentials = job_of_logs(address)
         return _Target(job.address, credentials, job.job_id)
-    return _Target(address, credentials_of(address, files))
+    return _Target(address, credentials_of(address, Credentials(**files)))
 
 
 def _failure(target: _Target, error: CoordinationError) -> Failure:
@@ -260,8 +260,8 @@ def _try_to_connect(address: str) -> str:
     except OSError as error:
         return str(error.strerror or error)
     return (
-        "accepted, but whoever listens there speaks another protocol, or wants TLS (--tls-ca) or is"
-        " stopped"
+        "accepted, but whoever listens there speaks another protocol, or wants TLS (--tls-cert,"
+        " --tls-key and --tls-ca) or is stopped"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from holdfast.coordination import Credentials
 from holdfast.coordination.process.job_folder import LaunchedJob, launched_jobs
 
 from .common import Failure, failure_of, print_json
@@ -55,9 +56,14 @@ def web(
     from holdfast.web import serve_page
     from holdfast.web.feed import CoordinatorAddress
 
+    try:
+        given = Credentials(**files)
+    except ValueError as error:
+        raise Failure(str(error)) from None
+
     def find() -> CoordinatorAddress | None:
         if address is not None:
-            return CoordinatorAddress(address, credentials_of(address, files))
+            return CoordinatorAddress(address, credentials_of(address, given))
         running = newest_attempts().get(job_id)
         return None if running is None else CoordinatorAddress(running[0].address, running[1])
 

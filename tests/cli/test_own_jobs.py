@@ -58,6 +58,7 @@ def test_a_job_without_a_coordinator_is_a_job() -> None:
         "state": "scheduling",
         "waiting_for": "room for 0 of at least 1 process",
         "attempt": 1,
+        "field_of_a_later_version": 1,
     }
     LaunchedJob("j", os.getpid(), "/logs", waiting, "").leave()
     found = CliRunner().invoke(asked)
