@@ -32,6 +32,7 @@ from .own_jobs import (
     job_of_logs,
     newest_attempts,
     only_job,
+    running_jobs,
 )
 from .status_tables import status_tables
 from .tables import console
@@ -152,8 +153,8 @@ def _show_once(
 
 @dataclass
 class _Target:
-    """Where the coordinator is of the job that is looked at: of `job_id`, or at an address that
-    was given.
+    """Where the coordinator is of the job that is looked at. `job_id` is None where no coordinator
+    of this user runs here at the address that was given.
     """
 
     address: str
@@ -236,7 +237,8 @@ def _target(address: str | None, files: Mapping[str, str | None], *, as_json: bo
     if Path(address).is_dir():
         job, credentials = job_of_logs(address)
         return _Target(job.address, credentials, job.job_id)
-    return _Target(address, credentials_of(address, Credentials(**files)))
+    job_id = next((job.job_id for job, _ in running_jobs() if job.address == address), None)
+    return _Target(address, credentials_of(address, Credentials(**files)), job_id)
 
 
 def _failure(target: _Target, error: CoordinationError) -> Failure:

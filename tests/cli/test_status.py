@@ -231,9 +231,10 @@ def test_how_a_job_ended_is_found(tmp_path: Path) -> None:
             assert re.search(ended, say("status", *arguments, "--timeout-s", "0.5")), arguments
 
 
-def test_a_watch_goes_on_through_a_restart(tmp_path: Path) -> None:
-    """By the log folder, where an earlier run of the job has left how it ended. In a pipe each look
-    is written at once; it ends when the job does.
+@pytest.mark.parametrize("by", ["log folder", "address"])
+def test_a_watch_goes_on_through_a_restart(tmp_path: Path, by: str) -> None:
+    """Where an earlier run of the job has left how it ended. In a pipe each look is written at
+    once; it ends when the job does.
     """
     script = f"""
         until [ -e {tmp_path}/go$HOLDFAST_ATTEMPT ]; do sleep 0.1; done
@@ -251,8 +252,9 @@ def test_a_watch_goes_on_through_a_restart(tmp_path: Path) -> None:
             [*run, script], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as job_:
             assert job_.stdout is not None
-            next(line for line in job_.stdout if "attempt 1, coordinator at" in line)
-            watch = holdfast(*f"status {tmp_path} --watch --interval-s 0.2 --timeout-s 1".split())
+            line = next(line for line in job_.stdout if "attempt 1, coordinator at" in line)
+            job_is = line.split()[-1] if by == "address" else tmp_path
+            watch = holdfast(*f"status {job_is} --watch --interval-s 0.2 --timeout-s 1".split())
             with subprocess.Popen(
                 watch, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             ) as watched:
