@@ -208,9 +208,11 @@ class _Target:
             time.sleep(interval_s)
 
     def _find_again(self, error: CoordinationError) -> None:
-        """Takes the coordinator of the job's next attempt. Raises Failure where the job has ended,
-        and the error where its launcher is gone.
+        """Takes the coordinator of the job's next attempt, or the same again where that runs here.
+        Raises Failure where the job has ended, and the error where its launcher is gone.
         """
+        if self._follow():
+            return
         ended = how_it_ended(self.address)
         if self.job_id is not None:
             launched = next(reversed(launched_jobs(self.job_id)), None)
@@ -220,14 +222,15 @@ class _Target:
                 ended = launched
         if ended is not None:
             raise Failure(printable(str(ended), lines=True), EXIT_NOTHING)
-        self._follow()
 
-    def _follow(self) -> None:
-        """Takes the coordinator of the job's newest attempt, where one runs here."""
+    def _follow(self) -> bool:
+        """Takes the coordinator of the job's newest attempt; returns whether one runs here."""
         running = newest_attempts().get(self.job_id)
-        if running is not None:
-            job, self.credentials = running
-            self.address = job.address
+        if running is None:
+            return False
+        job, self.credentials = running
+        self.address = job.address
+        return True
 
 
 def _target(address: str | None, files: Mapping[str, str | None], *, as_json: bool) -> _Target:

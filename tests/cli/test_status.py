@@ -269,6 +269,21 @@ def test_a_watch_goes_on_through_a_restart(tmp_path: Path, by: str) -> None:
             job_.communicate(timeout=60)
 
 
+def _watch(stack: ExitStack, base: str) -> subprocess.Popen[str]:
+    """Starts to watch this user's job."""
+    watched = stack.enter_context(
+        subprocess.Popen(
+            holdfast("status", "--watch", "--interval-s=0.1", "--timeout-s=1"),
+            env=os.environ | {"TMPDIR": base},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    )
+    stack.callback(watched.terminate)
+    return watched
+
+
 def test_a_watch_goes_on_with_the_newest_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the coordinator of the one before still answers."""
     with tempfile.TemporaryDirectory(dir="/tmp") as base, ExitStack() as stack:
@@ -280,19 +295,10 @@ def test_a_watch_goes_on_with_the_newest_attempt(monkeypatch: pytest.MonkeyPatch
             JobFolder.create().publish(RunningJob("j", attempt, service.address, service.pid))
 
         serve(1)
-        watched = stack.enter_context(
-            subprocess.Popen(
-                holdfast(*["status", "--watch", "--interval-s", "0.1"]),
-                env=os.environ | {"TMPDIR": base},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        )
-        stack.callback(watched.terminate)
-        assert watched.stdout is not None
-        assert any("job j attempt 1" in line for line in watched.stdout)
+        watched = _watch(stack, base)
+        assert any("job j attempt 1" in line for line in watched.stdout or ())
         serve(2)
-        assert any("job j attempt 2" in line for line in watched.stdout)
+        assert any("job j attempt 2" in line for line in watched.stdout or ())
 
 
 def test_the_watch_of_a_secured_job_waits_for_the_next_attempt(
@@ -305,22 +311,30 @@ def test_the_watch_of_a_secured_job_waits_for_the_next_attempt(
         LaunchedJob("j", os.getpid(), "", {"state": "running", "attempt": 1}, "").leave()
         first = Coordinator("j", 1, 1, host="127.0.0.1", secrets=secrets)
         stack.callback(first.close)
-        watched = stack.enter_context(
-            subprocess.Popen(
-                holdfast("status", "--watch", "--interval-s=0.1", "--timeout-s=1"),
-                env=os.environ | {"TMPDIR": base},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-        stack.callback(watched.terminate)
-        assert watched.stdout is not None and watched.stderr is not None
-        assert any("job j attempt 1" in line for line in watched.stdout)
+        watched = _watch(stack, base)
+        assert any("job j attempt 1" in line for line in watched.stdout or ())
         first.close()
-        assert any("cannot read the token file" in line for line in watched.stderr)
+        assert any("cannot read the token file" in line for line in watched.stderr or ())
         stack.callback(Coordinator("j", 2, 1, host="127.0.0.1", secrets=secrets).close)
-        assert any("job j attempt 2" in line for line in watched.stdout)
+        assert any("job j attempt 2" in line for line in watched.stdout or ())
+
+
+def test_a_watch_bears_a_late_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a job that has no launcher here, as those of `holdfast task`; it ends with that."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as base, ExitStack() as stack:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        service = stack.enter_context(CoordinationService.spawn(1))
+        JobFolder.create().publish(RunningJob("j", 1, service.address, service.pid))
+        watched = _watch(stack, base)
+        assert any("gathering" in line for line in watched.stdout or ())
+        os.kill(service.pid, signal.SIGSTOP)
+        assert any("is asked again" in line for line in watched.stderr or ())
+        os.kill(service.pid, signal.SIGCONT)
+        with CoordinationClient(service.address, 0):
+            assert any("1 process, running" in line for line in watched.stdout or ())
+        assert service.wait(30) == 0
+        rest = watched.communicate(timeout=60)[1]
+        assert watched.returncode == 3 and "no coordinator answered" in rest, rest
 
 
 def test_a_look_that_is_interrupted_has_shown_nothing() -> None:
