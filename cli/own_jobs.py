@@ -67,14 +67,15 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
     """Returns this user's job on this machine. Where there is none, or several, lists the jobs,
     those that ended within an hour too, and raises Failure.
     """
-    running = list(newest_attempts().values())
-    if len(running) == 1:
-        return running[0]
+    running = newest_attempts()
     launched = launched_jobs()
     ended = [job for job in launched if job.ended_unix_s is not None]
     # no coordinator runs for them now: they wait for machines, or begin another attempt
-    between = [] if running else launched[len(ended) :]
-    message = f"{len(running)} jobs of this user run on this machine: give the address of one"
+    between = [job for job in launched[len(ended) :] if job.job_id not in running]
+    count = len(running) + len(between)
+    if running and count == 1:
+        return next(iter(running.values()))
+    message = f"{count} jobs of this user run on this machine: give the address of one"
     code = EXIT_USAGE
     if not running:
         last = f"; the last {ended[-1]}" if ended else ""
@@ -83,9 +84,9 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
             f" that the launcher printed{last}"
         )
         code = EXIT_NOTHING
-    if between:
-        message = "; ".join(map(_between, between))
-    jobs = [_facts(job, job.attempt, "running", began_s=job.unix_s) for job, _ in running]
+        if between:
+            message = "; ".join(map(_between, between))
+    jobs = [_facts(job, job.attempt, "running", began_s=job.unix_s) for job, _ in running.values()]
     jobs += [_facts(job, job.launcher["attempt"], job.launcher["state"]) for job in between]
     first = len(jobs)
     jobs += [

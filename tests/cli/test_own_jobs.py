@@ -71,6 +71,22 @@ def test_a_job_without_a_coordinator_is_a_job() -> None:
         job_of_logs("/logs")
 
 
+def test_a_job_between_attempts_counts_beside_one_that_runs() -> None:
+    """Neither is taken for the only one."""
+    _publish("runs")
+    for job_id, attempt in (("runs", 1), ("restarts", 2)):
+        launcher = {"state": "restarting", "attempt": attempt}
+        LaunchedJob(job_id, os.getpid(), "", launcher, "").leave()
+    found = CliRunner().invoke(asked)
+    assert found.exit_code == 2
+    first, _, *rows = found.output.splitlines()
+    assert first.startswith("Error: 2 jobs of this user run on this machine")
+    assert [row.split()[:3] for row in rows] == [
+        ["runs", "1", "running"],
+        ["restarts", "2", "restarting"],
+    ]
+
+
 def test_a_job_with_two_coordinators_is_one_job() -> None:
     """While processes outlive an attempt: the newest is the job."""
     _publish("j", 1)
