@@ -118,6 +118,9 @@ def status(  # each option is a parameter, as click has it
     Without ADDRESS, this user's job on this machine. Where there is none, or several, lists the
     jobs, with those that ended within the last hour.
     """
+    if stacks:
+        alone = "is not shown with --stacks: leave one of them out"
+        refuse({"--events": alone, "--since": alone})
     if watch:
         once = "is shown once: leave --watch out"
         refuse({"--stacks": once, "--events": once, "--since": once})

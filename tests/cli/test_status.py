@@ -347,6 +347,18 @@ def test_a_look_that_is_interrupted_has_shown_nothing() -> None:
             assert asking.wait(30) == 130
 
 
+@pytest.mark.parametrize("option", [("--events",), ("--since", "1m")])
+def test_stacks_come_alone(option: tuple[str, ...]) -> None:
+    """Nothing that was asked for is dropped in silence."""
+    ended = subprocess.run(
+        holdfast("status", "127.0.0.1:1", "--stacks", *option),
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert ended.returncode == 2 and f"{option[0]} is not shown with --stacks" in ended.stderr
+
+
 @pytest.mark.slow
 def test_status_without_an_address_finds_this_users_jobs() -> None:
     """None: a sentence. One: its table. Two: a list of both. One that is dead counts no more."""
