@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from google.protobuf.json_format import ParseDict
 
 from holdfast.coordination import Credentials
 from holdfast.coordination.diagnosis.summary import counted
@@ -21,7 +22,7 @@ from holdfast.coordination.process.job_folder import (
     launched_jobs,
     user_folder,
 )
-from holdfast.proto.session_pb2 import Launcher, StatusResponse
+from holdfast.proto.session_pb2 import StatusResponse
 
 from .common import EXIT_NOTHING, EXIT_USAGE, Failure, print_json, shown_time
 from .tables import Table, console
@@ -45,26 +46,36 @@ def credential_options(command: _Command) -> _Command:
 
 
 def running_jobs() -> list[tuple[RunningJob, Credentials]]:
-    """Returns this user's jobs whose coordinators run on this machine, oldest first."""
-    return [
-        (job, folder.credentials())
-        for folder in job_folders()
-        if (job := folder.job()) is not None and job.runs and not job.waiting
-    ]
+    """Returns this user's jobs whose coordinators run on this machine, oldest first. A job is there
+    twice while processes outlive an attempt of it.
+    """
+    found = []
+    for folder in job_folders():
+        job = folder.job()
+        if job is not None and job.runs and not job.waiting:
+            with contextlib.suppress(ValueError):  # half of its files are gone: it is removed
+                found.append((job, folder.credentials()))
+    return found
+
+
+def newest_attempts() -> Mapping[str | None, tuple[RunningJob, Credentials]]:
+    """Returns what `running_jobs` does by job id, and of each job the newest attempt."""
+    return {job.job_id: (job, credentials) for job, credentials in running_jobs()}
 
 
 def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
     """Returns this user's job on this machine. Where there is none, or several, lists the jobs,
     those that ended within an hour too, and raises Failure.
     """
-    running = running_jobs()
-    if len(running) == 1:
-        return running[0]
+    running = newest_attempts()
     launched = launched_jobs()
     ended = [job for job in launched if job.ended_unix_s is not None]
     # no coordinator runs for them now: they wait for machines, or begin another attempt
-    between = [] if running else launched[len(ended) :]
-    message = f"{len(running)} jobs of this user run on this machine: give the address of one"
+    between = [job for job in launched[len(ended) :] if job.job_id not in running]
+    count = len(running) + len(between)
+    if running and count == 1:
+        return next(iter(running.values()))
+    message = f"{count} jobs of this user run on this machine: give the address of one"
     code = EXIT_USAGE
     if not running:
         last = f"; the last {ended[-1]}" if ended else ""
@@ -73,9 +84,9 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
             f" that the launcher printed{last}"
         )
         code = EXIT_NOTHING
-    if between:
-        message = "; ".join(map(_between, between))
-    jobs = [_facts(job, job.attempt, "running", began_s=job.unix_s) for job, _ in running]
+        if between:
+            message = "; ".join(map(_between, between))
+    jobs = [_facts(job, job.attempt, "running", began_s=job.unix_s) for job, _ in running.values()]
     jobs += [_facts(job, job.launcher["attempt"], job.launcher["state"]) for job in between]
     first = len(jobs)
     jobs += [
@@ -97,7 +108,8 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
 
 def _between(job: LaunchedJob) -> str:
     """Returns how a job is that has no coordinator now."""
-    status = StatusResponse(launcher=Launcher(**job.launcher))
+    status = StatusResponse()
+    ParseDict(job.launcher, status.launcher, ignore_unknown_fields=True)  # of a later version
     verdict = judge(status, gone="its next attempt begins")
     return f"job {job.job_id} has no coordinator now: {verdict.state.value.lower()}: {verdict.text}"
 
@@ -112,10 +124,10 @@ def job_of_logs(folder: str) -> tuple[RunningJob, Credentials]:
         last = how_it_ended(folder) or last
         message = f"{folder}: no job of this user writes its lines there"
         raise Failure(message if last is None else str(last), EXIT_NOTHING)
-    for job, credentials in running_jobs():
-        if job.job_id == last.job_id:
-            return job, credentials
-    raise Failure(_between(last), EXIT_NOTHING)
+    running = newest_attempts().get(last.job_id)
+    if running is None:
+        raise Failure(_between(last), EXIT_NOTHING)
+    return running
 
 
 def _is_same_folder(log_dir: str, folder: str) -> bool:
@@ -167,11 +179,11 @@ def how_it_ended(address: str) -> LaunchedJob | None:
     return next((job for job in reversed(ended) if job.address == address), None)
 
 
-def credentials_of(address: str, files: Mapping[str, Any]) -> Credentials:
-    """Returns the files that were given, else what the launcher of a job on this machine left."""
-    if any(files.values()):
-        return Credentials(**files)
+def credentials_of(address: str, given: Credentials) -> Credentials:
+    """Returns what was given, else what the launcher of a job on this machine left."""
+    if not given.empty:
+        return given
     for job, credentials in running_jobs():
         if job.address == address:
             return credentials
-    return Credentials()
+    return given

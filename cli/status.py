@@ -30,6 +30,7 @@ from .own_jobs import (
     credentials_of,
     how_it_ended,
     job_of_logs,
+    newest_attempts,
     only_job,
     running_jobs,
 )
@@ -117,6 +118,9 @@ def status(  # each option is a parameter, as click has it
     Without ADDRESS, this user's job on this machine. Where there is none, or several, lists the
     jobs, with those that ended within the last hour.
     """
+    if stacks:
+        alone = "is not shown with --stacks: leave one of them out"
+        refuse({"--events": alone, "--since": alone})
     if watch:
         once = "is shown once: leave --watch out"
         refuse({"--stacks": once, "--events": once, "--since": once})
@@ -152,8 +156,8 @@ def _show_once(
 
 @dataclass
 class _Target:
-    """Where the coordinator is of the job that is looked at: of `job_id`, or at an address that
-    was given.
+    """Where the coordinator is of the job that is looked at. `job_id` is None where no coordinator
+    of this user runs here at the address that was given.
     """
 
     address: str
@@ -176,17 +180,25 @@ class _Target:
                 with self.client(timeout_s) as client:
                     _show(self._looks(client, interval_s), as_json, watch=True)
             except CoordinationError as error:
-                if not self.is_known or error.code not in _NO_ANSWER:
+                # What a secured coordinator wants to see goes with it, too.
+                is_gone = error.code in (*_NO_ANSWER, "UNAUTHENTICATED")
+                if not self.is_known or not is_gone:
                     raise
                 self._find_again(error)
                 click.echo(printable(f"{self.address} is asked again: {error}"), err=True)
                 time.sleep(interval_s)
 
     def _looks(self, client: StatusClient, interval_s: float) -> Iterator[_Look]:
-        """Yields the job as it is, each `interval_s`; asks its processes at most every 10 s."""
+        """Yields the job as it is, each `interval_s`, until another attempt is its newest; asks its
+        processes at most every 10 s.
+        """
+        address = self.address
         asked = Evidence(session_pb2.StatusResponse())
         due_s = 0.0
         while True:
+            self._follow()
+            if self.address != address:
+                return
             if time.monotonic() < due_s:
                 now = at_later(asked, client.status())
             else:
@@ -199,9 +211,11 @@ class _Target:
             time.sleep(interval_s)
 
     def _find_again(self, error: CoordinationError) -> None:
-        """Takes the coordinator of the job's next attempt. Raises Failure where the job has ended,
-        and the error where its launcher is gone.
+        """Takes the coordinator of the job's next attempt, or the same again where that runs here.
+        Raises Failure where the job has ended, and the error where its launcher is gone.
         """
+        if self._follow():
+            return
         ended = how_it_ended(self.address)
         if self.job_id is not None:
             launched = next(reversed(launched_jobs(self.job_id)), None)
@@ -211,10 +225,15 @@ class _Target:
                 ended = launched
         if ended is not None:
             raise Failure(printable(str(ended), lines=True), EXIT_NOTHING)
-        for job, credentials in running_jobs():
-            if job.job_id == self.job_id:
-                self.address = job.address
-                self.credentials = credentials
+
+    def _follow(self) -> bool:
+        """Takes the coordinator of the job's newest attempt; returns whether one runs here."""
+        running = newest_attempts().get(self.job_id)
+        if running is None:
+            return False
+        job, self.credentials = running
+        self.address = job.address
+        return True
 
 
 def _target(address: str | None, files: Mapping[str, str | None], *, as_json: bool) -> _Target:
@@ -224,7 +243,8 @@ def _target(address: str | None, files: Mapping[str, str | None], *, as_json: bo
     if Path(address).is_dir():
         job, credentials = job_of_logs(address)
         return _Target(job.address, credentials, job.job_id)
-    return _Target(address, credentials_of(address, files))
+    job_id = next((job.job_id for job, _ in running_jobs() if job.address == address), None)
+    return _Target(address, credentials_of(address, Credentials(**files)), job_id)
 
 
 def _failure(target: _Target, error: CoordinationError) -> Failure:
@@ -248,8 +268,8 @@ def _try_to_connect(address: str) -> str:
     except OSError as error:
         return str(error.strerror or error)
     return (
-        "accepted, but whoever listens there speaks another protocol, or wants TLS (--tls-ca) or is"
-        " stopped"
+        "accepted, but whoever listens there speaks another protocol, or wants TLS (--tls-cert,"
+        " --tls-key and --tls-ca) or is stopped"
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
+from holdfast.coordination import Credentials
 from holdfast.coordination.process.job_folder import LaunchedJob, launched_jobs
 
 from .common import Failure, failure_of, print_json
-from .own_jobs import credential_options, credentials_of, only_job, running_jobs
+from .own_jobs import credential_options, credentials_of, newest_attempts, only_job
 
 
 @click.command()
@@ -55,15 +56,16 @@ def web(
     from holdfast.web import serve_page
     from holdfast.web.feed import CoordinatorAddress
 
+    try:
+        given = Credentials(**files)
+    except ValueError as error:
+        raise Failure(str(error)) from None
+
     def find() -> CoordinatorAddress | None:
         if address is not None:
-            return CoordinatorAddress(address, credentials_of(address, files))
-        named = [
-            CoordinatorAddress(job.address, credentials)
-            for job, credentials in running_jobs()
-            if job.job_id == job_id
-        ]
-        return named[-1] if named else None
+            return CoordinatorAddress(address, credentials_of(address, given))
+        running = newest_attempts().get(job_id)
+        return None if running is None else CoordinatorAddress(running[0].address, running[1])
 
     def announce(url: str) -> None:
         if as_json:

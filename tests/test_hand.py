@@ -40,10 +40,10 @@ MOST_TOKENS = {
     "coordination": 73.7,
     "multihost": 48.5,
     "checkpoint": 197.7,
-    "launch": 53.5,
+    "launch": 53.6,
     "compat": 35.8,
     "web": 8.9,
-    "cli": 21.6,
+    "cli": 21.8,
 }
 
 

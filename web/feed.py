@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from google.protobuf.json_format import ParseDict
+
 from holdfast.coordination import CoordinationError, Credentials, StatusClient
 from holdfast.coordination.client.followed_status import FollowedStatus
 from holdfast.coordination.diagnosis.findings import (
@@ -191,7 +193,8 @@ class Feed:
             status.CopyFrom(self._status)
         status.launcher.ClearField("waiting_for")
         status.launcher.ClearField("attempts")
-        status.launcher.MergeFrom(session_pb2.Launcher(**word.launcher))
+        # A launcher of a later version may say more.
+        ParseDict(word.launcher, status.launcher, ignore_unknown_fields=True)
         self._status = status
         if judge(status, gone=gone).state in OVER:
             self._findings = [each for each in self._findings if each.kind == "failed"]
@@ -220,7 +223,7 @@ class Feed:
             return "the job has no coordinator now: it is over, or between two attempts"
         try:
             self._status = self._look(target)
-        except CoordinationError as error:
+        except (CoordinationError, ValueError) as error:  # or its token is no text
             return f"the coordinator at {target.address} does not answer: {error}"
         self._remember(self._status)
         if wants_stacks(self._status):

@@ -92,6 +92,7 @@ class BaseEngine(Engine):
         self._explained: ProgressWatch | None = None
         self._why_hung = ""  # in the attempt of that watch
         self._status = session_pb2.StatusResponse()
+        self._came_s = 0.0  # when that came
         # Of the launcher, and of the attempts that are over.
         self._history: deque[session_pb2.Event] = deque(maxlen=_MOST_EVENTS)
         self._curve = StepCurve()
@@ -291,11 +292,25 @@ class BaseEngine(Engine):
         return watch.processes if watch is not None else ()
 
     def status(self) -> session_pb2.StatusResponse:
-        """Returns the last status of this attempt, or of the one before where there is none yet."""
+        """Returns the last status of this attempt, or of the one before where there is none yet.
+        Ages and goodput are those of now, whether a coordinator answers or not.
+        """
         watch = self._watch
-        if watch is None or not watch.status.num_processes:
-            return self._status
-        return watch.status
+        last = self._status
+        came_s = self._came_s
+        if watch is not None and watch.status.num_processes:
+            last = watch.status
+            came_s = watch.came_s
+        now_s = time.monotonic()
+        status = session_pb2.StatusResponse()
+        status.CopyFrom(last)
+        for task in status.tasks:
+            for name in ("heartbeat_age_s", "step_age_s"):
+                age_s = getattr(task, name)
+                if age_s >= 0:
+                    setattr(task, name, age_s + now_s - came_s)
+        status.goodput_s.update(vars(self._ledger.meter.goodput(now_s)))
+        return status
 
     def events(self, timeout_s: float | None) -> Sequence[Event]:
         """Returns the next event, at the latest after `timeout_s`."""
@@ -385,6 +400,7 @@ class BaseEngine(Engine):
         if watch is not None:
             watch.close()
             self._status = watch.status
+            self._came_s = watch.came_s
             for point in watch.curve.samples():
                 self._curve.add(point)
             self._history.extend(watch.own_events())

@@ -170,6 +170,7 @@ class ProgressWatch:
         self._defects: set[str] = set()  # that were said
         self._closed = threading.Event()
         self.status = session_pb2.StatusResponse()  # the last that came
+        self.came_s = 0.0  # when that was
         self.gathers = False  # by the last look, if it was answered
         self.events = self._followed.events
         self.curve = self._followed.curve
@@ -400,6 +401,7 @@ class ProgressWatch:
         if not self.status.num_processes:
             self._rule = replace(self._rule, waited_s=status.up_s)
         self.status = status
+        self.came_s = time.monotonic()
         self.gathers = status.phase == "gathering"
         for sentence in status.defects:
             self._say_defect(sentence)

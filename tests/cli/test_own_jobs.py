@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.cli.own_jobs import job_of_logs, only_job
-from holdfast.coordination.process.job_folder import LaunchedJob
+from holdfast.coordination.process.job_folder import JobFolder, LaunchedJob, RunningJob
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,12 @@ def _here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 @click.command()
 def asked() -> None:
     """Asks for the one job."""
-    only_job(as_json=False)
+    job, _ = only_job(as_json=False)
+    click.echo(job.address)
+
+
+def _publish(job_id: str, attempt: int = 1) -> None:
+    JobFolder.create().publish(RunningJob(job_id, attempt, f"{job_id}-{attempt}", os.getpid()))
 
 
 def test_what_is_wrong_is_said_first_and_the_list_is_short() -> None:
@@ -53,6 +58,7 @@ def test_a_job_without_a_coordinator_is_a_job() -> None:
         "state": "scheduling",
         "waiting_for": "room for 0 of at least 1 process",
         "attempt": 1,
+        "field_of_a_later_version": 1,
     }
     LaunchedJob("j", os.getpid(), "/logs", waiting, "").leave()
     found = CliRunner().invoke(asked)
@@ -63,3 +69,28 @@ def test_a_job_without_a_coordinator_is_a_job() -> None:
     assert found.output.splitlines()[0] == f"Error: {sentence}"
     with pytest.raises(click.ClickException, match=sentence):
         job_of_logs("/logs")
+
+
+def test_a_job_between_attempts_counts_beside_one_that_runs() -> None:
+    """Neither is taken for the only one."""
+    _publish("runs")
+    for job_id, attempt in (("runs", 1), ("restarts", 2)):
+        launcher = {"state": "restarting", "attempt": attempt}
+        LaunchedJob(job_id, os.getpid(), "", launcher, "").leave()
+    found = CliRunner().invoke(asked)
+    assert found.exit_code == 2
+    first, _, *rows = found.output.splitlines()
+    assert first.startswith("Error: 2 jobs of this user run on this machine")
+    assert [row.split()[:3] for row in rows] == [
+        ["runs", "1", "running"],
+        ["restarts", "2", "restarting"],
+    ]
+
+
+def test_a_job_with_two_coordinators_is_one_job() -> None:
+    """While processes outlive an attempt: the newest is the job."""
+    _publish("j", 1)
+    _publish("j", 2)
+    LaunchedJob("j", os.getpid(), "/logs", {"state": "rejoining", "attempt": 2}, "j-1").leave()
+    assert CliRunner().invoke(asked).output == "j-2\n"
+    assert job_of_logs("/logs")[0].address == "j-2"

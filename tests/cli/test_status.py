@@ -21,6 +21,9 @@ import pytest
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Local
 from holdfast.coordination import CoordinationClient, CoordinationService, JobIdentity, StatusClient
 from holdfast.coordination.mounts import boot_id
+from holdfast.coordination.process.job_folder import JobFolder, LaunchedJob, RunningJob
+from holdfast.launch.workers.coordinator import Coordinator
+from holdfast.launch.workers.secrets import JobSecrets
 from holdfast.multihost import ClusterGroup
 from tests.support.checkpointing import served_groups
 from tests.support.local_hosts import job
@@ -228,9 +231,10 @@ def test_how_a_job_ended_is_found(tmp_path: Path) -> None:
             assert re.search(ended, say("status", *arguments, "--timeout-s", "0.5")), arguments
 
 
-def test_a_watch_goes_on_through_a_restart(tmp_path: Path) -> None:
-    """By the log folder, where an earlier run of the job has left how it ended. In a pipe each look
-    is written at once; it ends when the job does.
+@pytest.mark.parametrize("by", ["log folder", "address"])
+def test_a_watch_goes_on_through_a_restart(tmp_path: Path, by: str) -> None:
+    """Where an earlier run of the job has left how it ended. In a pipe each look is written at
+    once; it ends when the job does.
     """
     script = f"""
         until [ -e {tmp_path}/go$HOLDFAST_ATTEMPT ]; do sleep 0.1; done
@@ -248,8 +252,9 @@ def test_a_watch_goes_on_through_a_restart(tmp_path: Path) -> None:
             [*run, script], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as job_:
             assert job_.stdout is not None
-            next(line for line in job_.stdout if "attempt 1, coordinator at" in line)
-            watch = holdfast(*f"status {tmp_path} --watch --interval-s 0.2 --timeout-s 1".split())
+            line = next(line for line in job_.stdout if "attempt 1, coordinator at" in line)
+            job_is = line.split()[-1] if by == "address" else tmp_path
+            watch = holdfast(*f"status {job_is} --watch --interval-s 0.2 --timeout-s 1".split())
             with subprocess.Popen(
                 watch, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             ) as watched:
@@ -264,6 +269,74 @@ def test_a_watch_goes_on_through_a_restart(tmp_path: Path) -> None:
             job_.communicate(timeout=60)
 
 
+def _watch(stack: ExitStack, base: str) -> subprocess.Popen[str]:
+    """Starts to watch this user's job."""
+    watched = stack.enter_context(
+        subprocess.Popen(
+            holdfast("status", "--watch", "--interval-s=0.1", "--timeout-s=1"),
+            env=os.environ | {"TMPDIR": base},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    )
+    stack.callback(watched.terminate)
+    return watched
+
+
+def test_a_watch_goes_on_with_the_newest_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the coordinator of the one before still answers."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as base, ExitStack() as stack:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+
+        def serve(attempt: int) -> None:
+            identity = JobIdentity(name="j", attempt=attempt)
+            service = stack.enter_context(CoordinationService.spawn(1, job=identity))
+            JobFolder.create().publish(RunningJob("j", attempt, service.address, service.pid))
+
+        serve(1)
+        watched = _watch(stack, base)
+        assert any("job j attempt 1" in line for line in watched.stdout or ())
+        serve(2)
+        assert any("job j attempt 2" in line for line in watched.stdout or ())
+
+
+def test_the_watch_of_a_secured_job_waits_for_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it shows to a coordinator goes with that."""
+    secrets = JobSecrets.create(["127.0.0.1"])
+    with tempfile.TemporaryDirectory(dir="/tmp") as base, ExitStack() as stack:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        LaunchedJob("j", os.getpid(), "", {"state": "running", "attempt": 1}, "").leave()
+        first = Coordinator("j", 1, 1, host="127.0.0.1", secrets=secrets)
+        stack.callback(first.close)
+        watched = _watch(stack, base)
+        assert any("job j attempt 1" in line for line in watched.stdout or ())
+        first.close()
+        assert any("cannot read the token file" in line for line in watched.stderr or ())
+        stack.callback(Coordinator("j", 2, 1, host="127.0.0.1", secrets=secrets).close)
+        assert any("job j attempt 2" in line for line in watched.stdout or ())
+
+
+def test_a_watch_bears_a_late_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a job that has no launcher here, as those of `holdfast task`; it ends with that."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as base, ExitStack() as stack:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        service = stack.enter_context(CoordinationService.spawn(1))
+        JobFolder.create().publish(RunningJob("j", 1, service.address, service.pid))
+        watched = _watch(stack, base)
+        assert any("gathering" in line for line in watched.stdout or ())
+        os.kill(service.pid, signal.SIGSTOP)
+        assert any("is asked again" in line for line in watched.stderr or ())
+        os.kill(service.pid, signal.SIGCONT)
+        with CoordinationClient(service.address, 0):
+            assert any("1 process, running" in line for line in watched.stdout or ())
+        assert service.wait(30) == 0
+        rest = watched.communicate(timeout=60)[1]
+        assert watched.returncode == 3 and "no coordinator answered" in rest, rest
+
+
 def test_a_look_that_is_interrupted_has_shown_nothing() -> None:
     """It ends with 130: a script would take 0 for an answer."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
@@ -272,6 +345,18 @@ def test_a_look_that_is_interrupted_has_shown_nothing() -> None:
             mute.accept()[0].close()
             asking.send_signal(signal.SIGINT)
             assert asking.wait(30) == 130
+
+
+@pytest.mark.parametrize("option", [("--events",), ("--since", "1m")])
+def test_stacks_come_alone(option: tuple[str, ...]) -> None:
+    """Nothing that was asked for is dropped in silence."""
+    ended = subprocess.run(
+        holdfast("status", "127.0.0.1:1", "--stacks", *option),
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert ended.returncode == 2 and f"{option[0]} is not shown with --stacks" in ended.stderr
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,10 @@ from tests.support.pages import HOLDFAST, fetch, snapshots
 need("uvicorn", "make setup")
 
 
-def _web(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Runs `holdfast web` without an address."""
+def _web(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a `holdfast web` that ends by itself."""
     return subprocess.run(
-        [*HOLDFAST, "web"],
+        [*HOLDFAST, "web", *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -35,6 +36,15 @@ def test_a_machine_without_a_job_has_no_page() -> None:
         ended = _web(environment)
     assert ended.returncode == 3
     assert ended.stderr.startswith("Error: no job of this user runs on this machine (")
+
+
+def test_half_a_certificate_has_no_page(tmp_path: Path) -> None:
+    """It is refused at once, and not at each question."""
+    ca = tmp_path / "ca.crt"
+    ca.touch()
+    ended = _web(os.environ, "127.0.0.1:1", "--tls-ca", str(ca))
+    assert ended.returncode == 5
+    assert ended.stderr.startswith("Error: tls_cert, tls_key, tls_ca belong together"), ended
 
 
 def test_a_run_has_a_page_while_it_lasts() -> None:

@@ -38,6 +38,16 @@ def test_a_feed_finds_the_job_wherever_it_is() -> None:
             assert shown["job"] == "j"
 
 
+def test_a_token_that_is_no_text_is_said(tmp_path: Path) -> None:
+    """Each time, until it is one."""
+    published: queue.SimpleQueue[str] = queue.SimpleQueue()
+    (tmp_path / "token").write_bytes(b"\xff")
+    target = CoordinatorAddress("127.0.0.1:1", Credentials(token_file=str(tmp_path / "token")))
+    with Feed(lambda: target, published.put):
+        for _ in range(2):
+            assert "can't decode byte 0xff" in json.loads(published.get(timeout=30))["gone"]
+
+
 def test_the_diagnosis_comes_by_itself() -> None:
     """Who is missed at a barrier is found, with the place of those that answer, without a question
     of a viewer.
@@ -69,6 +79,7 @@ def test_a_launcher_speaks_where_no_coordinator_does(tmp_path: Path) -> None:
         "state": "scheduling",
         "waiting_for": "room for 1 of 2 processes",
         "attempts": [{"number": 1, "why": "start"}],
+        "field_of_a_later_version": 1,
     }
     word = [LaunchedJob("j", 1, str(tmp_path), waiting, "")]
     (tmp_path / "process-0.log").write_text("a line\n" * 500 + "the \x1b[31mlast\n")

@@ -687,6 +687,36 @@ def test_the_next_coordinator_is_there_before_its_attempt(tmp_path: Path) -> Non
     assert running() == {}
 
 
+def test_a_status_grows_older_without_a_coordinator(tmp_path: Path) -> None:
+    """Between two attempts too: whoever is told when no step comes is told then."""
+    engine = LocalEngine(
+        joined("report_until", tmp_path / "go"),
+        "ages",
+        RunSettings(env=os.environ, restart=RestartPolicy(grace_s=0)),
+        CollectedOutput(),
+    )
+
+    def ages() -> list[float]:
+        status = engine.status()
+        return [
+            *(task.step_age_s for task in status.tasks),
+            *(task.heartbeat_age_s for task in status.tasks),
+            sum(status.goodput_s.values()),
+        ]
+
+    try:
+        engine.carry_out(Launch(2, 1))
+        wait_until(lambda: engine.status().tasks and min(ages()) >= 0)
+        engine.carry_out(Kill())
+        while not isinstance(engine.events(10)[0], Exited):
+            pass
+        engine.carry_out(Release())
+        last = ages()
+        wait_until(lambda: all(now > then for now, then in zip(ages(), last, strict=True)))
+    finally:
+        engine.close()
+
+
 def test_where_processes_can_stay_the_next_coordinator_waits() -> None:
     """From the first step on; `holdfast status` finds the one whose attempt runs. One that has died
     while it waited is not used.
