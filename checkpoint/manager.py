@@ -54,7 +54,7 @@ from .saving.async_saver import (
 from .saving.cast import SaveDtype
 from .saving.stager import SaveOrder
 from .storage.base import CountsRequests
-from .storage.threads import register_at_exit
+from .storage.threads import do_beside, register_at_exit
 
 EXIT_DELETIONS_S = 1.0  # for what the keep policy has let go, when the interpreter ends
 
@@ -462,7 +462,7 @@ class CheckpointManager:
         began_s = time.perf_counter()
         # Alike on all processes: a restore ends alike on all.
         trace = f"{self._root.messages}/{self._state.statistics.restores}"
-        with Phase("restore", trace=trace, process=group.index):
+        with self._state.waiting(), Phase("restore", trace=trace, process=group.index):
             step, values = self._parts.restorer.restore(
                 chosen, wanted, options, hold_s=hold_s, fallback=fallback
             )
@@ -519,6 +519,7 @@ class CheckpointManager:
         """Closes the manager as the process leaves the attempt that it belongs to."""
         self._closed = True
         _open_managers.discard(self)
+        self._parts.watchdog.close()
         settle()
         self._finish()
 
@@ -561,6 +562,8 @@ class CheckpointManager:
 
     def __del__(self) -> None:
         if not (getattr(self, "_closed", True) or is_interpreter_ending()):
+            # Beside: the collector calls this wherever it is, also where a lock of it is held.
+            do_beside(self._parts.watchdog.close)
             warnings.warn(
                 f"CheckpointManager of {self._root.where} was not closed",
                 ResourceWarning,
@@ -630,6 +633,8 @@ def finish_all_at_exit() -> None:
     """Ends the saves in flight, and lets go of the claims of managers that are open. May be called
     twice.
     """
+    for manager in list(_open_managers):
+        manager._parts.watchdog.close()
     settle_at_exit()
     for manager in list(_open_managers):
         # Still open: who saves later, in a hook of atexit, takes the claim again.
