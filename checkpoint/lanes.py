@@ -74,6 +74,7 @@ class Lane(ABC):
             with self._saver.preparing(save, self._group):
                 with self._state.waiting():
                     self._saver.join_before(order, save.waits)
+                save.begin()
                 is_last = self._scheduler.is_preempted
                 earlier = self._take_error()
                 step = check_step(order.step)

@@ -273,6 +273,11 @@ class OneSave:
                 save=awaited.number, save_stage=stage, save_writer=awaited.writer, **progress
             )
 
+    def begin(self) -> None:
+        """Begins its time, anew where it has waited for the save before."""
+        self.started_s = steady_time_s()
+        self.began = time.monotonic()
+
     def stand(self, place: Position, *, may_miss: bool) -> None:
         """Notes where its step stands, and whether its failure may be a miss."""
         self.place = place
