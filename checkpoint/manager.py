@@ -466,7 +466,7 @@ class CheckpointManager:
             step, values = self._parts.restorer.restore(
                 chosen, wanted, options, hold_s=hold_s, fallback=fallback
             )
-        size = sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree_util.tree_leaves(values))
+        size = sum(map(_bytes_of, values.values()))
         statistics = self._state.statistics
         statistics.add(restores=1, restore_s=time.perf_counter() - began_s, restore_bytes=size)
         amount("restore/bytes", size)
@@ -627,6 +627,13 @@ def _step_to_restore(step: Any) -> int:
             f"restore: expected a step first, found a {type(step).__name__}; to restore what is"
             " like a tree, write restore(like=tree)"
         ) from error
+
+
+def _bytes_of(value: Any) -> int:
+    """Returns the bytes of a tree's leaves; 0 for what is none, as handlers of files may return."""
+    with contextlib.suppress(Exception):
+        return sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree_util.tree_leaves(value))
+    return 0
 
 
 def finish_all_at_exit() -> None:
