@@ -21,7 +21,7 @@ from holdfast.multihost.instruments import Phase, amount
 from holdfast.multihost.preemption.preemption import count_anew
 
 from .agreement.restore_verdict import wanted_items
-from .errors import Corrupt, StepNotFound, error_text
+from .errors import Corrupt, HostileCheckpoint, StepNotFound, error_text
 from .format.limits import check_step
 from .format.rename import Names
 from .lanes import Lane
@@ -351,7 +351,7 @@ class CheckpointManager:
         facts = []
         for step in self._catalog.line():
             # The keep policy, or another program, may have deleted it since.
-            with contextlib.suppress(StepNotFound, Corrupt):
+            with contextlib.suppress(StepNotFound, Corrupt, HostileCheckpoint):
                 facts.append(StepFacts(step, self.metrics(step)))
         ranked = rule.ranked(facts)
         return ranked[0] if ranked else None
