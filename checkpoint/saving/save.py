@@ -329,14 +329,14 @@ class StepSaver:
         if result.is_there:
             self.state.index.learn(save.step)
         if result.error is not None:
-            self._note_failure(save, result.error, missed=bool(result.missed))
+            self._note_failure(result.error, missed=bool(result.missed))
             return result
         incremental = self.state.statistics.save_linked_bytes > linked_bytes
         self._note_step(save, result, incremental=incremental)
         self.state.report()
         return result
 
-    def _note_failure(self, save: OneSave, error: HoldfastError, *, missed: bool) -> None:
+    def _note_failure(self, error: HoldfastError, *, missed: bool) -> None:
         if isinstance(error, SaveCancelled):
             return
         group = self.root.group
