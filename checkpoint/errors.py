@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import sys
+import traceback
 from collections.abc import Iterator
 from typing import Self
 
@@ -258,3 +260,15 @@ def naming_path(path: str) -> Iterator[None]:
 def error_text(error: BaseException) -> str:
     """Returns an error's type and sentence, as part of a message."""
     return f"{type(error).__name__}: {error}"
+
+
+def clear_frames(error: BaseException | None) -> None:
+    """Lets go of what the frames of an error hold, and those of its causes: it stays longer than
+    the arrays there may. What the caller handles is the caller's, and stays whole.
+    """
+    seen = {None, sys.exception()}
+    while error not in seen:
+        assert error is not None  # which is seen
+        seen.add(error)
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -72,7 +72,9 @@ class Lane(ABC):
         earlier: HoldfastError | None = None
         try:
             with self._saver.preparing(save, self._group):
-                self._saver.join_before(order, save.waits)
+                with self._state.waiting():
+                    self._saver.join_before(order, save.waits)
+                save.begin()
                 is_last = self._scheduler.is_preempted
                 earlier = self._take_error()
                 step = check_step(order.step)
@@ -94,7 +96,7 @@ class Lane(ABC):
         handle.on_commit(lambda _: self._committed(save, is_last=is_last))
         # The machine of a process that leaves is taken: it reports its part before all else.
         if self._group.index in leaving and not save.own_bytes:
-            self._saver.join()
+            self.join()
         waited_s = save.waits.seconds
         blocked_s = max(0.0, time.perf_counter() - called_s - waited_s)
         self._count(step, blocked_s, waited_s)
@@ -137,7 +139,8 @@ class Lane(ABC):
         """Waits for the save in flight, without `timeout_s` for its own time. Raises TimeoutError
         after `timeout_s`.
         """
-        self._saver.join(timeout_s)
+        with self._state.waiting():
+            self._saver.join(timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Lets the saving thread end after the save in flight; may wait for it, at most for
@@ -172,7 +175,7 @@ class DurableLane(Lane):
         if self._scheduler.needs_end(step):
             # All processes know it then, and answer alike.
             with contextlib.suppress(SaveFailed):
-                self._saver.join()
+                self.join()
         return bool(self._scheduler.reason(step, busy=self._saver.busy()))
 
     def _next_save(self, order: SaveOrder) -> OneSave:

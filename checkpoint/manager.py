@@ -21,7 +21,7 @@ from holdfast.multihost.instruments import Phase, amount
 from holdfast.multihost.preemption.preemption import count_anew
 
 from .agreement.restore_verdict import wanted_items
-from .errors import Corrupt, StepNotFound, error_text
+from .errors import Corrupt, HostileCheckpoint, StepNotFound, error_text
 from .format.limits import check_step
 from .format.rename import Names
 from .lanes import Lane
@@ -54,7 +54,7 @@ from .saving.async_saver import (
 from .saving.cast import SaveDtype
 from .saving.stager import SaveOrder
 from .storage.base import CountsRequests
-from .storage.threads import register_at_exit
+from .storage.threads import do_beside, register_at_exit
 
 EXIT_DELETIONS_S = 1.0  # for what the keep policy has let go, when the interpreter ends
 
@@ -351,7 +351,7 @@ class CheckpointManager:
         facts = []
         for step in self._catalog.line():
             # The keep policy, or another program, may have deleted it since.
-            with contextlib.suppress(StepNotFound, Corrupt):
+            with contextlib.suppress(StepNotFound, Corrupt, HostileCheckpoint):
                 facts.append(StepFacts(step, self.metrics(step)))
         ranked = rule.ranked(facts)
         return ranked[0] if ranked else None
@@ -462,11 +462,11 @@ class CheckpointManager:
         began_s = time.perf_counter()
         # Alike on all processes: a restore ends alike on all.
         trace = f"{self._root.messages}/{self._state.statistics.restores}"
-        with Phase("restore", trace=trace, process=group.index):
+        with self._state.waiting(), Phase("restore", trace=trace, process=group.index):
             step, values = self._parts.restorer.restore(
                 chosen, wanted, options, hold_s=hold_s, fallback=fallback
             )
-        size = sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree_util.tree_leaves(values))
+        size = sum(map(_bytes_of, values.values()))
         statistics = self._state.statistics
         statistics.add(restores=1, restore_s=time.perf_counter() - began_s, restore_bytes=size)
         amount("restore/bytes", size)
@@ -519,6 +519,7 @@ class CheckpointManager:
         """Closes the manager as the process leaves the attempt that it belongs to."""
         self._closed = True
         _open_managers.discard(self)
+        self._parts.watchdog.close()
         settle()
         self._finish()
 
@@ -561,6 +562,8 @@ class CheckpointManager:
 
     def __del__(self) -> None:
         if not (getattr(self, "_closed", True) or is_interpreter_ending()):
+            # Beside: the collector calls this wherever it is, also where a lock of it is held.
+            do_beside(self._parts.watchdog.close)
             warnings.warn(
                 f"CheckpointManager of {self._root.where} was not closed",
                 ResourceWarning,
@@ -626,10 +629,19 @@ def _step_to_restore(step: Any) -> int:
         ) from error
 
 
+def _bytes_of(value: Any) -> int:
+    """Returns the bytes of a tree's leaves; 0 for what is none, as handlers of files may return."""
+    with contextlib.suppress(Exception):
+        return sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree_util.tree_leaves(value))
+    return 0
+
+
 def finish_all_at_exit() -> None:
     """Ends the saves in flight, and lets go of the claims of managers that are open. May be called
     twice.
     """
+    for manager in list(_open_managers):
+        manager._parts.watchdog.close()
     settle_at_exit()
     for manager in list(_open_managers):
         # Still open: who saves later, in a hook of atexit, takes the claim again.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from holdfast.multihost import Group, Watchdog
@@ -49,6 +49,10 @@ class NoWatchdog:
     def progress(self) -> None:
         """Takes no note."""
 
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Surrounds a wait, which nobody watches."""
+        return contextlib.nullcontext()
+
     def close(self) -> None:
         """Ends nothing."""
 
@@ -67,9 +71,9 @@ class ManagerParts:
 
     def close(self, timeout_s: float) -> None:
         """Ends all threads, waits for deletions and gives the claim up."""
+        self.watchdog.close()
         for lane in reversed(self.lanes):
             lane.close(timeout_s)
-        self.watchdog.close()
         worker = self.catalog.state.worker
         if not worker.wait(timeout_s):
             worker.drop()
@@ -96,7 +100,11 @@ def open_manager(
         if group is None:
             refuse_without_joining(root)
         warn_of_writers(storage, root.listing.others)
-        catalog = _open_catalog(root, keep_policy, local, history, undo)
+        watchdog = _watchdog_of(options)
+        undo.callback(watchdog.close)
+        catalog = _open_catalog(
+            root, keep_policy, local, history, undo=undo, waiting=watchdog.paused
+        )
         scheduler = _scheduler_of(root, save_policy)
         durable = DurableLane(
             catalog,
@@ -112,7 +120,7 @@ def open_manager(
             scheduler=scheduler,
             run_ahead=RunAhead(options.max_steps_ahead),
             restorer=StepRestorer(catalog),
-            watchdog=_watchdog_of(options),
+            watchdog=watchdog,
             keep_policy=keep_policy,
         )
         undo.pop_all()
@@ -228,12 +236,15 @@ def _open_catalog(
     keep_policy: KeepPolicy,
     local: Local | None,
     history: SaveHistory | None,
+    *,
     undo: contextlib.ExitStack,
+    waiting: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> StepCatalog:
     deleter = StepDeleter(root.storage, BackgroundWorker(), Statistics())
     index = _index_of(root, keep_policy, deleter)
     lineage = _lineage_of(root, index, begins=local is not None)
-    tier = None if local is None else LocalSteps.open(local, root, lineage)
+    with waiting():
+        tier = None if local is None else LocalSteps.open(local, root, lineage)
     if tier is not None:
         undo.callback(tier.close)
     foreign = ForeignSteps(root.storage, root.listing.foreign, root.listing.step_names)
@@ -253,6 +264,7 @@ def _open_catalog(
         leave=None if tier is None else tier.leave,
         make_way=foreign.make_way,
         history=history,
+        waiting=waiting,
     )
     return StepCatalog(root, state, foreign, tier)
 

@@ -15,7 +15,15 @@ from typing import Any, NamedTuple
 from .agreement.exchange import ask_primary
 from .agreement.group_record import SentRecord, read_record_together
 from .agreement.restore_verdict import RestoreAgreement, Verdict, is_small, name_items
-from .errors import Corrupt, HostileCheckpoint, StepGone, StepNotFound, error_text, naming_step
+from .errors import (
+    Corrupt,
+    HostileCheckpoint,
+    StepGone,
+    StepNotFound,
+    clear_frames,
+    error_text,
+    naming_step,
+)
 from .format.record import Record
 from .layouts.base import CheckpointReader
 from .layouts.detect import restore_items, why_not_read
@@ -93,6 +101,7 @@ class StepRestorer:
             gives_way |= chosen is None and is_gone
             if verdict.is_mistake or not gives_way:
                 raise error
+            clear_frames(error)
             what = "step" if key is None else "local step"
             _log.warning("%s %d of %s is passed over: %s", what, step, self._root.where, error)
             if key is not None and self._tier is not None:

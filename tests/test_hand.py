@@ -39,7 +39,7 @@ MOST: dict[str, dict[str, int]] = {
 MOST_TOKENS = {
     "coordination": 73.7,
     "multihost": 48.5,
-    "checkpoint": 197.7,
+    "checkpoint": 198.3,
     "launch": 53.6,
     "compat": 35.8,
     "web": 8.9,

@@ -109,8 +109,8 @@ def paused_gc() -> Iterator[None]:
 
 
 def is_there(array: Any) -> bool:
-    """Returns whether an array is computed; what is no array is there."""
-    if not isinstance(array, jax.Array):
+    """Returns whether an array is computed; what is no array, or a tracer, is there."""
+    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
         return True
     # The stubs of jax lack this verb. An array of keys lacks it, what it wraps does not.
     known: Any = getattr(array, "_base_array", array)

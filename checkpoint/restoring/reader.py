@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import logging
 import math
 import threading
@@ -253,7 +254,8 @@ class ItemReader:
     def _read(self, plan: RangePlan) -> None:
         """Reads a range, on any thread."""
         file = self._item.files[plan.file]
-        self._whole(file, lambda: self._fill(file, plan))
+        # A lambda would hold the plan as long as an error has its frame.
+        self._whole(file, functools.partial(self._fill, file, plan))
         plan.place.deliver()
 
     def _fill(self, file: FileReport, plan: RangePlan) -> None:

@@ -22,7 +22,7 @@ from holdfast.multihost import Group
 from holdfast.multihost.group.group import settle_before_leaving
 
 from ..agreement.save_protocol import SaveResult
-from ..errors import CheckpointError, SaveCancelled, SaveFailed, error_text
+from ..errors import CheckpointError, SaveCancelled, SaveFailed, clear_frames, error_text
 from ..notebook import html_table, shown_bytes
 from ..steps.opening import OpenRoot
 from ..storage.threads import Latch, start_thread, stay_interrupted
@@ -189,6 +189,8 @@ class SaveHandle:
         except BaseException as error:
             # A defect of the saver's own: the next call raises it.
             self._defect = error
+        if self._save.broken is None:  # else it is the caller's, and so are its frames
+            clear_frames(self._error())
         self._ended.set()
         # A callback may have come between the last call and the end.
         if self._error() is None:

@@ -9,6 +9,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from holdfast.coordination import HoldfastError
@@ -209,6 +210,7 @@ class RootState:
     `leave` takes the branch and the number of each step that is saved, where there is a local tier:
     see `LocalSteps.leave`.
     `report` tells those who watch how the root stands now: the primary does.
+    `waiting` surrounds a wait for store or group: no watchdog takes it for a hang.
     `make_way` takes the store, the folder of each step before the primary writes there, and the
     claim: see `ForeignSteps.make_way`.
     """
@@ -220,6 +222,7 @@ class RootState:
     lineage: Lineage | None  # that of the writing primary: nobody else begins branches
     misses: Misses
     report: Callable[[], None] = lambda: None
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     leave: Callable[[BranchStart, int], None] | None = None
     make_way: Callable[[Storage, str, str], None] = lambda storage, folder, claim: None
     history: SaveHistory | None = None  # of incremental saves
@@ -326,14 +329,14 @@ class StepSaver:
         if result.is_there:
             self.state.index.learn(save.step)
         if result.error is not None:
-            self._note_failure(save, result.error, missed=bool(result.missed))
+            self._note_failure(result.error, missed=bool(result.missed))
             return result
         incremental = self.state.statistics.save_linked_bytes > linked_bytes
         self._note_step(save, result, incremental=incremental)
         self.state.report()
         return result
 
-    def _note_failure(self, save: OneSave, error: HoldfastError, *, missed: bool) -> None:
+    def _note_failure(self, error: HoldfastError, *, missed: bool) -> None:
         if isinstance(error, SaveCancelled):
             return
         group = self.root.group

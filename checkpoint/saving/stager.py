@@ -273,6 +273,11 @@ class OneSave:
                 save=awaited.number, save_stage=stage, save_writer=awaited.writer, **progress
             )
 
+    def begin(self) -> None:
+        """Begins its time, anew where it has waited for the save before."""
+        self.started_s = steady_time_s()
+        self.began = time.monotonic()
+
     def stand(self, place: Position, *, may_miss: bool) -> None:
         """Notes where its step stands, and whether its failure may be a miss."""
         self.place = place
@@ -292,7 +297,9 @@ class OneSave:
         """Takes metadata, and metrics, for which it waits. Raises TypeError, ValueError."""
         self.metadata = copy_json(order.metadata, "the metadata")
         if isinstance(order.metrics, Mapping):
-            for value in order.metrics.values():
+            for name, value in order.metrics.items():
+                if isinstance(value, jax.core.Tracer):
+                    check_leaf(f"metrics[{name!r}]", value)
                 self.waits.wait(value)
         with own_settings():
             self.metrics = check_metrics(order.metrics)
@@ -359,7 +366,8 @@ class SaveStager:
     ) -> None:
         tree = encode_leaf_types(FlatTree.of(value))
         for number, leaf in enumerate(tree.leaves):
-            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            is_tracer = isinstance(leaf, jax.core.Tracer)
+            if is_tracer or (isinstance(leaf, jax.Array) and leaf.is_deleted()):
                 check_leaf(tree.paths[number], leaf)  # no cached plan knows of that
         with own_settings():
             with save.waits.dispatching(() if dtype is None else tree.leaves):

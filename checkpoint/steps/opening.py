@@ -271,6 +271,16 @@ def mark_left(
     marked = leave_behind(
         storage, going, base=base, base_folder=folders.get(base), save=save, identify=identify
     )
+    if marked:
+        _log.warning(
+            "%s: saves go on from step %d, and leave behind what is above it, up to step %d (%d in"
+            " all): each is restored by its number alone, until a save of that number or a keep"
+            " policy takes it",
+            storage.root,
+            base,
+            max(marked),
+            len(marked),
+        )
     try:
         prune_marks(storage, found.marks, found.left_behind)
     except OSError as error:

@@ -96,6 +96,7 @@ def run_side_by_side(
                     results[index] = work(item)
                 except BaseException as error:
                     errors[index] = error
+                    del item  # the error holds this frame, which may not have ended
         ended.set()
 
     threads = [Latch() for _ in range(min(max_concurrency, len(items)))]

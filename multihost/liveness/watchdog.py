@@ -77,6 +77,7 @@ class Watchdog:
         self._progress_s = time.monotonic()
         self._reported_s: float | None = None
         self._closed = threading.Event()
+        self._pauses: list[None] = []
         self.hangs = 0
         # Before the block begins: it may take the GIL at once and never give it back.
         _watch_list.add(self)
@@ -86,6 +87,17 @@ class Watchdog:
     def progress(self) -> None:
         """Records progress of the program. Takes less than a microsecond."""
         self._progress_s = time.monotonic()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Surrounds a wait that has a time limit of its own: however long, it is no hang."""
+        self.progress()
+        self._pauses.append(None)
+        try:
+            yield
+        finally:
+            self.progress()
+            self._pauses.pop()
 
     def close(self) -> None:
         """Stops watching. Waits for a report that is being written, for a few seconds at most."""
@@ -114,6 +126,8 @@ class Watchdog:
 
     def _watch(self) -> None:
         while True:
+            if self._pauses:
+                self.progress()
             idle_s = time.monotonic() - self._progress_s
             hanging = idle_s >= self.timeout_s
             if hanging and not self.has_reported:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from holdfast.checkpoint.lanes import DurableLane, Lane, LocalLane
 from holdfast.checkpoint.saving.async_saver import SaveHandle
 from holdfast.checkpoint.saving.stager import SaveOrder
 from tests.support.checkpointing import at_once, groups
+from tests.support.told_stores import told_url
 
 STATE = {"w": np.arange(100.0)}
 
@@ -126,3 +128,23 @@ def test_what_is_no_step_fails_on_all(tmp_path: Path) -> None:
         mine, theirs = at_once([lambda: save(managers[0], 1), lambda: save(managers[1], "one")])
     assert "process 1" in mine and "expected a whole number, found a str" in mine
     assert theirs == "step 'one': expected a whole number, found a str"
+
+
+def test_a_save_that_waited_has_all_of_its_time(tmp_path: Path) -> None:
+    """Its time begins when the save before has ended, and not with the call that waits for that."""
+    ended_s: list[float] = []
+    ends_s: list[float] = []
+
+    def before(verb: str, name: str, end_s: float) -> None:
+        if (verb, name) == ("commit", "1/checkpoint.json"):
+            while manager._durable._counter < 2:
+                time.sleep(0.01)
+            ended_s.append(time.monotonic())
+        elif verb == "write" and name.startswith("2/"):
+            ends_s.append(end_s)
+
+    options = Options(save_timeout_s=60)
+    with CheckpointManager(told_url(tmp_path, before), options=options) as manager:
+        manager.save(1, STATE)
+        manager.save(2, STATE)
+    assert min(ends_s) >= ended_s[0] + 60

@@ -27,6 +27,7 @@ from holdfast.checkpoint import (
     CheckpointError,
     CheckpointManager,
     Corrupt,
+    Files,
     Json,
     KeepLast,
     Options,
@@ -341,6 +342,27 @@ def test_one_restore_of_several_items(tmp_path: Path) -> None:
             manager.restore(items={"model": None, "optimizer": None})
         with pytest.raises(ValueError, match="either `item` and `like`, or `items`"):
             manager.restore(like=tree(0), items={"model": None})
+
+
+class Sized:
+    """Has its size by a method, as no array has."""
+
+    def nbytes(self) -> int:
+        return 8
+
+
+def test_what_reads_files_returns_anything(tmp_path: Path) -> None:
+    """The restore counts the bytes of arrays, and nothing of what it cannot count."""
+
+    def write(folder: Path) -> None:
+        (folder / "file").write_bytes(b"")
+
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, items={"a": {"w": np.ones(3)}, "tok": Files(write)}).wait()
+        for value in ({"a": 1, 2: 3}, Sized()):
+            wanted = {"a": None, "tok": Files(read=lambda folder, value=value: value)}  # type: ignore[misc]
+            assert manager.restore(items=wanted)["tok"] is value
+        assert manager.statistics()["restore_bytes"] == 2 * 24
 
 
 def test_the_like_of_a_json_item_is_json(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from holdfast.checkpoint import (
     StepExists,
     StepNotFound,
     TreeMismatch,
+    UnsupportedLeaf,
     load,
     save,
     save_async,
@@ -342,6 +343,14 @@ def test_the_remedies_work(manager: CheckpointManager) -> None:
     assert renamed["params"]["weight"].tolist() == np.ones((4, 4)).tolist()
     kept = manager.restore(like=_params(shape=(4, 5)), partial=lambda path: path != "params.w")
     assert kept["params"]["w"].shape == (4, 5)
+
+
+def test_a_save_within_jit_says_so(manager: CheckpointManager) -> None:
+    """The leaf is named, or the metric."""
+    with pytest.raises(UnsupportedLeaf, match="'w' is a tracer: save outside of jit and grad"):
+        jax.jit(lambda x: manager.save(12, {"w": x}))(1.0)
+    with pytest.raises(UnsupportedLeaf, match=r"metrics\['loss'\]. is a tracer: save outside of"):
+        jax.jit(lambda x: manager.save(12, {"w": 1}, metrics={"loss": x}))(1.0)
 
 
 @pytest.mark.parametrize("verb", ["restore", "structure", "metrics", "metadata", "delete"])

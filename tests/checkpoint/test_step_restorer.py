@@ -32,7 +32,7 @@ from holdfast.checkpoint.step_restorer import StepRestorer
 from holdfast.checkpoint.storage.base import Entry, Part, Storage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import Group
-from tests.support.checkpointing import at_once, groups
+from tests.support.checkpointing import at_once, groups, pooled_blocks
 from tests.support.told_stores import told_url
 
 
@@ -61,6 +61,25 @@ def test_falling_back_to_the_newest_whole_step(tmp_path: Path) -> None:
             StepNotFound, match=r"no step of .* restores: step 3: Corrupt.*; step 2"
         ):
             manager.restore(like=tree(0), fallback=True)
+
+
+def test_a_step_that_is_passed_over_leaves_no_bytes(tmp_path: Path) -> None:
+    """What was read of the damaged step is gone before the next one is read."""
+    blocks: list[int] = []
+
+    def before(verb: str, name: str, end_s: float) -> None:
+        if verb == "read" and name.startswith("1/"):
+            blocks.append(pooled_blocks())
+
+    state = {name: np.zeros(1 << 18) for name in "abcd"}
+    with CheckpointManager(told_url(tmp_path, before)) as manager:
+        for step in (1, 2):
+            manager.save(step, state).wait()
+        pack = next((tmp_path / "2" / "state").iterdir())
+        pack.write_bytes(pack.read_bytes()[:-1] + b"!")
+        blocks.clear()
+        manager.restore(fallback=True)
+    assert max(blocks) == len(state)
 
 
 def test_falling_back_passes_over_damage_alone(tmp_path: Path) -> None:

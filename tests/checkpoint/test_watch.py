@@ -28,6 +28,10 @@ from holdfast.checkpoint import (
 from holdfast.checkpoint.steps.holds import HOLDS, add_hold, held_steps, hold
 from holdfast.checkpoint.storage.base import Entry
 from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.multihost import Watchdog
+from tests.support.cluster import run_processes
+from tests.support.paths import program
+from tests.support.told_stores import told_url
 
 
 def test_waiting_for_a_step(tmp_path: Path) -> None:
@@ -146,6 +150,38 @@ def test_a_loop_that_hangs_is_reported(tmp_path: Path, caplog: pytest.LogCapture
         ):
             time.sleep(0.01)
     assert "watchdog of 0.1 s" in said[0] and "test_a_loop_that_hangs_is_reported" in said[0]
+
+
+def test_a_wait_of_the_manager_is_no_hang(tmp_path: Path) -> None:
+    """A save after another, a restore and `close` may take longer than `hang_timeout_s`."""
+    hangs: list[int] = []
+
+    def before(verb: str, name: str, end_s: float) -> None:
+        if (verb, name) in slow:
+            time.sleep(1.2)
+            hangs.append(dog.hangs)
+
+    slow = [("commit", f"{step}/checkpoint.json") for step in (1, 2, 3)]
+    url = told_url(tmp_path, before)
+    with CheckpointManager(url, options=Options(hang_timeout_s=0.5)) as manager:
+        dog = manager._parts.watchdog
+        assert isinstance(dog, Watchdog)
+        for step in (1, 2):
+            manager.save(step, {"w": np.ones(3)})
+        manager.wait_until_finished()
+        slow.append(("fetch", "1/checkpoint.json"))
+        manager.restore(1)
+        manager.save(3, {"w": np.ones(3)})
+    assert hangs == [0] * 4
+
+
+@pytest.mark.parametrize("how", ["end", "drop"])
+def test_a_program_that_has_finished_is_no_hang(how: str, tmp_path: Path) -> None:
+    """Neither a long save at its exit ends it, nor the watchdog of a manager that is gone."""
+    arguments = [tmp_path, how]
+    run_processes(program("manager_ends_watched"), 1, arguments=arguments)
+    with CheckpointManager(tmp_path, options=Options(read_only=True)) as manager:
+        assert manager.all_steps() == [7]
 
 
 def test_the_newest_beside_a_writer_is_no_older_than_its_listing(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from holdfast.checkpoint.memory.pool import _Block
 from holdfast.coordination import CoordinationClient, Timeouts
 from holdfast.multihost import ClusterGroup
 from holdfast.multihost.group.group_client import forget_group_client
@@ -115,3 +117,9 @@ def _forget(clients: Sequence[Any]) -> None:
     """Drops what this process keeps for a client, by its identity."""
     for client in clients:
         forget_group_client(client)
+
+
+def pooled_blocks() -> int:
+    """Returns how many blocks of the pool of memory are in use."""
+    gc.collect()
+    return sum(isinstance(each, _Block) for each in gc.get_objects())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 import threading
@@ -31,8 +33,9 @@ from holdfast.checkpoint.saving.save import SnapshotWork, StepSaver
 from holdfast.checkpoint.saving.stager import OneSave
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import ClusterGroup, Group
-from tests.support.checkpointing import at_once, groups
+from tests.support.checkpointing import at_once, groups, pooled_blocks
 from tests.support.step_savers import open_saver, stage
+from tests.support.told_stores import told_url
 
 
 class Gate:
@@ -519,3 +522,21 @@ def test_what_one_process_cannot_prepare_is_everybodys(tmp_path: Path) -> None:
     with groups(2) as both:
         found = at_once([lambda group=group: work(group) for group in both])
     assert found == [[True, True, []]] * 2
+
+
+def test_a_failed_save_keeps_none_of_its_snapshot(tmp_path: Path) -> None:
+    """Its error stays, until the next save takes its place, and the bytes go: nobody counts them
+    any more.
+    """
+
+    def before(verb: str, name: str, end_s: float) -> None:
+        if verb == "write" and name.endswith(".safetensors"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    blocks = pooled_blocks()
+    options = Options(on_save_error="warn")
+    with CheckpointManager(told_url(tmp_path, before), options=options) as manager:
+        handle = manager.save(1, {"w": np.zeros(1 << 18)})
+        with pytest.raises(SaveFailed, match="No space left"):
+            handle.wait()
+        assert pooled_blocks() == blocks

@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.checkpoint import (
     CheckpointManager,
+    HostileCheckpoint,
     KeepAll,
     KeepBest,
     KeepEverySeconds,
@@ -33,6 +34,7 @@ from holdfast.checkpoint.steps.index import StepIndex
 from holdfast.checkpoint.steps.step_files import StepDeleter
 from holdfast.checkpoint.storage import steady_time
 from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.checkpoint.storage.tombstone import sealed_json
 from holdfast.multihost import Group
 from tests.support.checkpointing import at_once, groups
 
@@ -164,6 +166,10 @@ def test_the_best_step_is_one_of_the_line(tmp_path: Path) -> None:
         record = tmp_path / "200" / "checkpoint.json"
         text = record.read_text()
         record.write_text(text[:-9])
+        assert manager.best_step("loss") == 250
+        record.write_bytes(sealed_json({"format": "of tomorrow"}))
+        with pytest.raises(HostileCheckpoint):
+            manager.metrics(200)
         assert manager.best_step("loss") == 250
         record.write_text(text)
         listed = manager._catalog.line()

@@ -95,6 +95,17 @@ def test_new_saves_stay_and_the_next_run_goes_on_from_them(root: str) -> None:
         assert number_of(manager.restore()) == 7
 
 
+def test_who_goes_back_is_told_what_is_left(root: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, by the first save of the branch, where there is anything to leave."""
+    saved(root, 100, 200, 300, 400)
+    with gone_back(root, 200, 210, 220):
+        assert [record.getMessage() for record in caplog.records] == [
+            f"{root}: saves go on from step 200, and leave behind what is above it, up to step 400"
+            " (2 in all): each is restored by its number alone, until a save of that number or a"
+            " keep policy takes it"
+        ]
+
+
 def test_who_else_looks_does_not_take_what_was_left(root: str, tmp_path: Path) -> None:
     """A reader, `load`, `structure`, `verify`, `convert`, `ls`, and Orbax's face."""
     saved(root, 200, 300)

@@ -55,6 +55,16 @@ def test_a_hang_is_logged_until_progress(errors: Errors) -> None:
             dog.progress()
 
 
+def test_a_pause_is_no_hang(errors: Errors) -> None:
+    """Within a pause no hang is reported, however long it is, and after it the next one is."""
+    with watchdog(0.2) as dog:
+        with dog.paused():
+            time.sleep(0.6)
+        assert dog.hangs == 0
+        errors.texts.get(timeout=30)
+        assert dog.hangs == 1
+
+
 class SlowLog(logging.Handler):
     """A log that takes its time for each record."""
 
