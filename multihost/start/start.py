@@ -82,6 +82,18 @@ class Membership:
         self.shutdown_timeout_s = shutdown_timeout_s
         self.relay: Relay | None = None
         self._attempt = attempt
+        self._handled = sys.exception()  # before there was a job: no failure of it
+
+    def failure(self) -> str:
+        """Returns the error that is in flight, or is being handled: "" for none, and for a
+        departure that was planned.
+        """
+        error = sys.exception()
+        if error is None or error is self._handled or isinstance(error, Preempted):
+            return ""
+        if isinstance(error, SystemExit) and error.code in (None, 0, Preempted.exit_code):
+            return ""
+        return _described(error)
 
     def route(self, spec: ProcessSpec, credentials: Credentials) -> AgentRoute:
         """Returns how jaxlib's agent reaches the coordinator: plainly, by TLS, or by a relay, which
@@ -192,7 +204,7 @@ def initialize(  # noqa: PLR0913
         with Phase("initialize", trace=_trace_of(spec), process=spec.process_id):
             _join(discovered, spec, timeouts, deadline, collective_s=collective_timeout_s)
     except BaseException as error:
-        _give_up(f"{type(error).__name__}: {error}")
+        _give_up(_described(error))
         raise
     preemption.set_waiting(False)
 
@@ -217,7 +229,11 @@ def shutdown(timeout_s: float | None = None) -> None:
     """Leaves the job in order: waits until all have come here, then disconnects.
 
     It waits for at most `timeout_s` (default: `initialize()`'s), first for the saves that this
-    process has in flight, which need the others. While it waits, a signal that
+    process has in flight, which need the others. Called while an error is raised or handled, in a
+    `finally` or an `except`, it waits for these saves alone: the others hear of the error at once,
+    since they may need this process where they are. To leave in order after an error that was dealt
+    with, call it after the `except` block. `Preempted`, and `sys.exit()` with 0 or 75, are no such
+    errors. While it waits, a signal that
     means preemption is still a notice, on which the others agree; afterwards signals are as before
     `initialize()`. A process that is alone, or has never joined, only stops watching for notices.
     Never raises because of another process: what went wrong is logged. Then somebody waits for this
@@ -229,20 +245,26 @@ def shutdown(timeout_s: float | None = None) -> None:
         deadline = Deadline(member.shutdown_timeout_s if timeout_s is None else timeout_s)
         settle_all(deadline.remaining_s())
         current_job().take(Membership)
-        preemption.set_waiting(True)
-        health().close()  # from the barrier on the others leave, which is no loss
-        try:
-            # A launcher that sees another process fail lets this one end with its own exit code.
-            # Its last step may be newer than what it has reported of itself every few seconds.
-            member.client.report(leaving=1, **last_vitals())
-            if preemption.stops():
-                _say(member.client, LEAVES_AS_ASKED)
-            member.client.wait_at_barrier("holdfast/shutdown", deadline.remaining_ms())
-        except CoordinationError as error:
-            _log.warning("leaving without the others: %s", error)
-            _left_alone.set()
-        member.leave()
+        why = member.failure()
+        if not why:
+            _wait_for_others(member.client, deadline)
+        member.leave(why)
     preemption.close()
+
+
+def _wait_for_others(client: CoordinationClient, deadline: Deadline) -> None:
+    preemption.set_waiting(True)
+    health().close()  # from the barrier on the others leave, which is no loss
+    try:
+        # A launcher that sees another process fail lets this one end with its own exit code. Its
+        # last step may be newer than what it has reported of itself every few seconds.
+        client.report(leaving=1, **last_vitals())
+        if preemption.stops():
+            _say(client, LEAVES_AS_ASKED)
+        client.wait_at_barrier("holdfast/shutdown", deadline.remaining_ms())
+    except CoordinationError as error:
+        _log.warning("leaving without the others: %s", error)
+        _left_alone.set()
 
 
 def is_initialized() -> bool:
@@ -490,7 +512,11 @@ def _last_words() -> str:
     error = _excepthook.error
     if error is None or isinstance(error, Preempted):
         return ""
-    return f"{ENDS_WITH}{type(error).__name__}: {error}"
+    return ENDS_WITH + _described(error)
+
+
+def _described(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _at_main_end() -> None:
