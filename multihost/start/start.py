@@ -243,17 +243,23 @@ def shutdown(timeout_s: float | None = None) -> None:
     member = current_job().get(Membership)
     if member is not None:
         deadline = Deadline(member.shutdown_timeout_s if timeout_s is None else timeout_s)
+        preemption.set_waiting(True)
         settle_all(deadline.remaining_s())
         current_job().take(Membership)
         why = member.failure()
-        if not why:
-            _wait_for_others(member.client, deadline)
-        member.leave(why)
+        try:
+            if not why:
+                _wait_for_others(member.client, deadline)
+        except BaseException as error:  # of a Ctrl-C, or of a handler of the program's
+            why = _described(error)
+            raise
+        finally:
+            member.leave(why)
+            preemption.close()
     preemption.close()
 
 
 def _wait_for_others(client: CoordinationClient, deadline: Deadline) -> None:
-    preemption.set_waiting(True)
     health().close()  # from the barrier on the others leave, which is no loss
     try:
         # A launcher that sees another process fail lets this one end with its own exit code. Its

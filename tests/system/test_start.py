@@ -308,6 +308,12 @@ def test_an_exception_ends_the_others_waits(ending: str) -> None:
         assert "bad batch" in outputs[index]
 
 
+def test_an_interrupt_ends_the_wait_of_shutdown() -> None:
+    """By Ctrl-C in its wait a process has left all the same, and the others hear why."""
+    outputs = run_processes(program("start_interrupted"), 2, arguments=[f"127.0.0.1:{free_port()}"])
+    assert "out" in outputs[0] and "KeyboardInterrupt" in outputs[1], outputs
+
+
 def test_a_job_smaller_than_asked_for() -> None:
     """When jax sees one process where two were asked for, no process runs on (INIT-1): each says
     what was asked for and what was found.
