@@ -78,7 +78,7 @@ class Preemption:
         )
         self._publisher.start()
         self._sources: list[Source] = []
-        for source in default_sources() if sources is None else sources:
+        for source in with_defaults(sources):
             self.add_source(source)
 
     def join(
@@ -384,6 +384,16 @@ def default_sources(environment: Mapping[str, str] = os.environ) -> list[Source]
     return sources
 
 
+def with_defaults(given: Sequence[Source] | None) -> list[Source]:
+    """Returns the sources that were given, and those of `default_sources` whose names they do not
+    have; none for an empty list.
+    """
+    names = {source.name for source in given or ()}
+    is_none = given is not None and not given
+    defaults = [] if is_none else default_sources()
+    return [*(each for each in defaults if each.name not in names), *(given or ())]
+
+
 def merge(notices: Sequence[Notice]) -> Notice | None:
     """Returns several notices as one: that with the earliest deadline, None for no notice."""
 
@@ -410,8 +420,7 @@ def start(
     """Starts the preemption sync point of this process, or has the one that runs join `client`.
 
     `initialize()` calls it, from the main thread. `process_id` is the task id, `sources` come on
-    top of those that run, and default to those that fit this machine (`default_sources`) where none
-    runs.
+    top of those that run; where none runs, `with_defaults`.
     """
     job = current_job()
     with job.lock:

@@ -177,7 +177,8 @@ def initialize(  # noqa: PLR0913
     where, CoordinatorLost, Fenced when the coordinator belongs to another job or attempt,
     CoordinationError (FAILED_PRECONDITION) when it has another heartbeat timeout, and RuntimeError
     when called twice or too late. A signal that means preemption ends the process until all have
-    come, and is a notice from then on.
+    come, and is a notice from then on. `preemption_sources` come on top of those that fit this
+    machine, such as SIGTERM; `[]` is none at all.
     """
     _check_early()
     deadline = Deadline(timeout_s)

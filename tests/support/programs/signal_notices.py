@@ -103,6 +103,13 @@ def asking() -> None:
         time.sleep(0.01)
 
 
+def ctrl_c() -> None:
+    """A source that has SIGINT, too."""
+    Signals((signal.SIGINT, signal.SIGTERM)).start(notify)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert seen.wait(30)
+
+
 def again() -> None:
     """A source that got a signal, and was closed, is started anew: the next is no repeat."""
     source = Signals()
@@ -121,5 +128,6 @@ CASES = {
     "stuck": stuck,
     "asking": asking,
     "again": again,
+    "ctrl-c": ctrl_c,
 }
 CASES[sys.argv[3]]()
