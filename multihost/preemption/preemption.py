@@ -21,6 +21,7 @@ from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from queue import SimpleQueue
 from typing import Any
 
 import jax
@@ -59,12 +60,14 @@ class Preemption:
     def __init__(self, sources: Sequence[Source] | None = None) -> None:
         self._group_client: GroupClient | None = None
         self._mine: dict[Source | None, Notice] = {}
-        self._lock = threading.Lock()  # guards _mine
+        # A handler of the program's may notify from within any line of the main thread: hence this
+        # kind of lock, and the queue.
+        self._lock = threading.RLock()  # guards _mine
         self._joining = threading.Lock()  # guards what `join` sets
         self._grows = False  # the launcher has room for more: a notice of this attempt alone
         self._published: Notice | None = None
         self._withdrew = False  # a notice that others may have seen
-        self._news = threading.Event()
+        self._news = SimpleQueue[None]()
         self.closed = False
         self.heard = False  # the program has asked whether it is to stop
         self._waiting = False  # in initialize() or shutdown(), which have timeouts of their own
@@ -108,7 +111,7 @@ class Preemption:
             self._start(signals)  # once more, where it was added outside the main thread
         if process_id == 0 and all(source.name != "jax" for source in self._sources):
             self.add_source(Polled("jax", self._poll_jax, every_s=1.0))
-        self._news.set()
+        self._news.put(None)
 
     def leave(self) -> None:
         """Becomes alone again, with its sources and standing notices, until it joins others."""
@@ -176,7 +179,7 @@ class Preemption:
         return answer.result()
 
     def _on_change(self, value: str) -> None:
-        self._news.set()
+        self._news.put(None)
 
     def notify(self, notice: Notice | None, source: Source | None = None) -> None:
         """Gives the notice of one source as it now stands, or withdraws it (None).
@@ -200,14 +203,14 @@ class Preemption:
                     self._reconcile()
             finally:
                 self._joining.release()
-        self._news.set()
+        self._news.put(None)
 
     def grow(self, client: Client | None) -> None:
         """Has all of the attempt of `client` stop, to come back as more. Returns at once."""
         with self._joining:
             self._grows = self.client is client
         _log.warning("there is room for more processes: all stop, to come back as more")
-        self._news.set()
+        self._news.put(None)
 
     def count_anew(self, num_processes: int) -> None:
         """Has steps count anew, where so many are all of the job: see `SyncPoint.count_anew`."""
@@ -241,12 +244,6 @@ class Preemption:
         tasks = self._published_everywhere()
         return tuple(sorted(self._group_client.process(int(task)) for task in tasks))
 
-    def statistics(self) -> dict[str, Any]:
-        """Returns the sync point's counts and the notices of this process."""
-        with self._lock:
-            reasons = [notice.reason for notice in self._mine.values()]
-        return self._sync.statistics() | {"notices": reasons}
-
     def close(self) -> None:
         """Stops the sources and the threads; questions are answered from what is known.
 
@@ -259,7 +256,7 @@ class Preemption:
         for source in reversed(self._sources):
             if not isinstance(source, Signals):
                 source.close()
-        self._news.set()
+        self._news.put(None)
         self._sync.close()
         self._publisher.join(2.0)
         for signals in reversed(self.signals()):  # last: until then one must not end the process
@@ -295,17 +292,18 @@ class Preemption:
 
     def _publish_news(self) -> None:
         while True:
-            self._news.wait()
+            self._news.get()
             if self.closed:
                 return
-            self._news.clear()
+            while not self._news.empty():
+                self._news.get()
             try:
                 with self._joining:
                     self._reconcile()
             except Exception as error:
                 _log.warning("the notice cannot be passed on: %s; trying again", error)
                 time.sleep(_RETRY_S)
-                self._news.set()
+                self._news.put(None)
 
     def _reconcile(self) -> None:
         """Makes the log agree with the notices: raised while any stands, lowered when none is."""
@@ -576,7 +574,9 @@ def preempted_processes() -> tuple[int, ...]:
 
 
 def notify_preemption(notice: Notice | None) -> None:
-    """Gives the program's own notice, or withdraws it (None). Returns at once; thread-safe."""
+    """Gives the program's own notice, or withdraws it (None). Returns at once; from any thread, and
+    from a handler of a signal.
+    """
     current().notify(notice)
 
 

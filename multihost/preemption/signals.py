@@ -34,9 +34,10 @@ class Signals:
 
     Owns their handlers, and calls a handler of the program's that stood before after its own. The
     C-level handler writes the signal's number into a socket (`signal.set_wakeup_fd`) that a reader
-    thread waits on, so a main thread inside XLA does not hide the notice. A handler that the program
-    sets later replaces only the Python half: the notice still comes. `asyncio` takes the wake-up descriptor
-    too: then the notice comes from the Python handler, when the main thread gets to it.
+    thread waits on, so a main thread inside XLA does not hide the notice. A handler that the
+    program sets later replaces only the Python half: the notice still comes. `asyncio` takes the
+    wake-up descriptor too: then the notice comes from the Python handler, when the main thread gets
+    to it.
 
     A repeat ends the process, with all stacks on stderr and exit code 128 + number, if it comes at
     least `repeat_s` after the first and `seconds_idle()` (since the program last asked about a

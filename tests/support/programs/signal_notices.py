@@ -10,7 +10,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from holdfast import multihost
 from holdfast.multihost import Notice
@@ -110,6 +113,27 @@ def ctrl_c() -> None:
     assert seen.wait(30)
 
 
+def in_handler() -> None:
+    """A handler of the program's notifies, at whatever line of a call that does so, too."""
+    calls = []
+
+    def handle(number: int, frame: object) -> None:
+        calls.append(number)
+        multihost.notify_preemption(Notice("by the handler"))
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        if event == "line":
+            signal.raise_signal(signal.SIGUSR1)
+        return interrupt
+
+    multihost.initialize()
+    signal.signal(signal.SIGUSR1, handle)
+    sys.settrace(interrupt)
+    multihost.notify_preemption(Notice("by the loop"))
+    sys.settrace(None)
+    assert len(calls) > 10 and multihost.reached_preemption(0)
+
+
 def again() -> None:
     """A source that got a signal, and was closed, is started anew: the next is no repeat."""
     source = Signals()
@@ -129,5 +153,6 @@ CASES = {
     "asking": asking,
     "again": again,
     "ctrl-c": ctrl_c,
+    "in a handler": in_handler,
 }
 CASES[sys.argv[3]]()
