@@ -66,6 +66,7 @@ class Preemption:
         self._joining = threading.Lock()  # guards what `join` sets
         self._grows = False  # the launcher has room for more: a notice of this attempt alone
         self._published: Notice | None = None
+        self._known: dict[str, Notice] = {}  # of all, as last told
         self._withdrew = False  # a notice that others may have seen
         self._news = SimpleQueue[None]()
         self.closed = False
@@ -123,6 +124,7 @@ class Preemption:
             self._sync = sync
             self._group_client = group_client
             self._published = None
+            self._known = {}
             self._grows = False
             self.stops = False
         before.close()
@@ -235,14 +237,22 @@ class Preemption:
         Asks the coordinator.
         """
         # A notice of this process that is not published yet counts too.
-        return merge(list(self._published_everywhere().values())) or self._merged()
+        return merge(list(self._standing().values())) or self._merged()
 
     def noticed(self) -> tuple[int, ...]:
         """Returns the processes that have given notice, by runtime index. Asks the coordinator."""
         if self._group_client is None:
             return (0,) if self._merged() else ()
-        tasks = self._published_everywhere()
-        return tuple(sorted(self._group_client.process(int(task)) for task in tasks))
+        standing = self._standing().items()
+        # Who has room for more stays.
+        tasks = [int(task) for task, notice in standing if notice.reason != GROWING]
+        return tuple(sorted(map(self._group_client.process, tasks)))
+
+    def _standing(self) -> dict[str, Notice]:
+        """Returns what `_published_everywhere` does; once this is closed, as it last was."""
+        if not self.closed:
+            self._known = self._published_everywhere()
+        return self._known
 
     def close(self) -> None:
         """Stops the sources and the threads; questions are answered from what is known.
@@ -329,6 +339,7 @@ class Preemption:
             key = f"{self._sync.folder}/notices/{self._sync.process_id}"
             if mine:
                 self._group_client.set(key, json.dumps(asdict(mine)).encode())
+                self._known[str(self._sync.process_id)] = mine
             else:
                 self._group_client.delete(key)
         self._withdrew = self._withdrew or mine is None

@@ -68,6 +68,21 @@ def test_a_notice_of_its_own_comes_before_the_launchers_wish_to_grow() -> None:
         preemption.close()
 
 
+def test_who_has_room_for_more_is_not_taken() -> None:
+    """All stop, to come back as more, but no machine is lost: the save is planned over all."""
+    client = MemoryClient(MemoryCoordinator(1), 0)
+    preemption = Preemption([])
+    try:
+        preemption.join(client, process_id=0, num_processes=1)
+        preemption.grow(client)
+        wait_until(lambda: preemption.reached(0) and preemption.notice() == Notice("growing"))
+        assert preemption.noticed() == ()
+        preemption.notify(Notice("SIGTERM received"))
+        wait_until(lambda: preemption.noticed() == (0,))
+    finally:
+        preemption.close()
+
+
 def test_every_attempt_hears_the_same_sources(tmp_path: Path) -> None:
     """Given again, one that runs is not started twice; one that was closed with the sync point,
     since the start failed, is started anew.
