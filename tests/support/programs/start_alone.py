@@ -16,6 +16,8 @@ assert jax.process_count() == 1
 multihost.sync_global_processes("nobody")
 assert multihost.global_max([3]) == [3]
 assert multihost.reached_preemption(1) is False
+assert multihost.health().processes() == []
+assert multihost.preempted_processes() == ()
 assert isinstance(multihost.default_group(), multihost.Solo)
 multihost.shutdown()
 try:
