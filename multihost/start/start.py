@@ -61,6 +61,7 @@ from .jax_agent import (
     end_jax,
     own_tls,
     set_collective_timeout,
+    show_devices,
     start_jax,
 )
 
@@ -138,6 +139,10 @@ class Membership:
             self.relay.abandon()
 
 
+class Alone:
+    """The part of a job that `initialize()` leaves in a process without others."""
+
+
 # More than eight parameters: the names that callers know from jax.distributed.initialize, and the
 # settings of a whole job, which a program gives in one place.
 def initialize(  # noqa: PLR0913
@@ -198,6 +203,8 @@ def initialize(  # noqa: PLR0913
             discovered = dataclasses.replace(discovered, spec=spec)
         if spec is None or (spec.num_processes == 1 and not discovered.launched):
             _log.info("process 0 of 1 on host %s, alone: no coordinator", socket.gethostname())
+            show_devices(devices or ())
+            current_job().put(Alone())
             return
         preemption.set_waiting(True)
         _left_alone.clear()
@@ -211,7 +218,8 @@ def initialize(  # noqa: PLR0913
 
 
 def _check_early() -> None:
-    if is_initialized() or distributed.global_state.client is not None:
+    member = current_job().get(Membership)
+    if member is not None or distributed.global_state.client is not None:
         hint = ""
         if is_worker():
             hint = "; JaxTrainer leaves it to initialize() where it is given jax_config=JaxConfig()"
@@ -257,6 +265,7 @@ def shutdown(timeout_s: float | None = None) -> None:
         finally:
             member.leave(why)
             preemption.close()
+    current_job().take(Alone)
     preemption.close()
 
 
@@ -275,8 +284,9 @@ def _wait_for_others(client: CoordinationClient, deadline: Deadline) -> None:
 
 
 def is_initialized() -> bool:
-    """Returns whether `initialize()` has joined a job of several processes."""
-    return current_job().get(Membership) is not None
+    """Returns whether `initialize()` has returned, also alone, with no `shutdown()` since."""
+    job = current_job()
+    return job.get(Membership) is not None or job.get(Alone) is not None
 
 
 def _join(
