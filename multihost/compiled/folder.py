@@ -261,8 +261,9 @@ def sealed(folder: Path) -> dict[str, Entry]:
     found = {}
     with contextlib.suppress(FileNotFoundError):
         for line in (folder / INDEX).read_text().splitlines():
-            digest, size, name = line.split(" ", 2)
-            with contextlib.suppress(FileNotFoundError):
+            # A process that was killed, or a full disk, leaves a part of a line.
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                digest, size, name = line.split(" ", 2)
                 if (folder / name).lstat().st_size == int(size):
                     found[name] = Entry(name, int(size), digest)
     return found

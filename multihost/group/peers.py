@@ -73,8 +73,8 @@ class Peers:
             pushed = list(self._known)
             self._known = {}
             self._infos = []
-        if pushed:
-            self._update(pushed)
+            if pushed:  # under the lock: a newer list may be on its way
+                self._update(pushed)
 
     def gone(self) -> list[ProcessHealth]:
         """Returns the processes that are known to be gone.

@@ -19,7 +19,7 @@ import jax
 from holdfast.coordination import BarrierTimeout, CoordinationError
 
 from ..group.barriers import coordination_timeout
-from ..group.group_client import Deadline, GroupClient, bounded_name
+from ..group.group_client import Deadline, GroupClient, bounded_name, group_client_of
 from ..group.peers import Health, ProcessHealth, lost
 from ..group.runtime import current_group_client
 from ..threads import on_thread
@@ -28,8 +28,14 @@ _log = logging.getLogger(__name__)
 
 
 def health() -> Health:
-    """Returns the health of this job's processes; over jaxlib's own client it knows nothing."""
-    return current_group_client().peers.keep_lives()
+    """Returns the health of this job's processes; alone, and over jaxlib's own client, it knows
+    nobody.
+    """
+    try:
+        group_client = current_group_client()
+    except ValueError:
+        group_client = group_client_of(None)
+    return group_client.peers.keep_lives()
 
 
 def live_processes(

@@ -21,6 +21,7 @@ from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from queue import SimpleQueue
 from typing import Any
 
 import jax
@@ -59,12 +60,15 @@ class Preemption:
     def __init__(self, sources: Sequence[Source] | None = None) -> None:
         self._group_client: GroupClient | None = None
         self._mine: dict[Source | None, Notice] = {}
-        self._lock = threading.Lock()  # guards _mine
+        # A handler of the program's may notify from within any line of the main thread: hence this
+        # kind of lock, and the queue.
+        self._lock = threading.RLock()  # guards _mine
         self._joining = threading.Lock()  # guards what `join` sets
         self._grows = False  # the launcher has room for more: a notice of this attempt alone
         self._published: Notice | None = None
+        self._known: dict[str, Notice] = {}  # of all, as last told
         self._withdrew = False  # a notice that others may have seen
-        self._news = threading.Event()
+        self._news = SimpleQueue[None]()
         self.closed = False
         self.heard = False  # the program has asked whether it is to stop
         self._waiting = False  # in initialize() or shutdown(), which have timeouts of their own
@@ -78,7 +82,7 @@ class Preemption:
         )
         self._publisher.start()
         self._sources: list[Source] = []
-        for source in default_sources() if sources is None else sources:
+        for source in with_defaults(sources):
             self.add_source(source)
 
     def join(
@@ -108,7 +112,7 @@ class Preemption:
             self._start(signals)  # once more, where it was added outside the main thread
         if process_id == 0 and all(source.name != "jax" for source in self._sources):
             self.add_source(Polled("jax", self._poll_jax, every_s=1.0))
-        self._news.set()
+        self._news.put(None)
 
     def leave(self) -> None:
         """Becomes alone again, with its sources and standing notices, until it joins others."""
@@ -120,6 +124,7 @@ class Preemption:
             self._sync = sync
             self._group_client = group_client
             self._published = None
+            self._known = {}
             self._grows = False
             self.stops = False
         before.close()
@@ -176,7 +181,7 @@ class Preemption:
         return answer.result()
 
     def _on_change(self, value: str) -> None:
-        self._news.set()
+        self._news.put(None)
 
     def notify(self, notice: Notice | None, source: Source | None = None) -> None:
         """Gives the notice of one source as it now stands, or withdraws it (None).
@@ -200,14 +205,14 @@ class Preemption:
                     self._reconcile()
             finally:
                 self._joining.release()
-        self._news.set()
+        self._news.put(None)
 
     def grow(self, client: Client | None) -> None:
         """Has all of the attempt of `client` stop, to come back as more. Returns at once."""
         with self._joining:
             self._grows = self.client is client
         _log.warning("there is room for more processes: all stop, to come back as more")
-        self._news.set()
+        self._news.put(None)
 
     def count_anew(self, num_processes: int) -> None:
         """Has steps count anew, where so many are all of the job: see `SyncPoint.count_anew`."""
@@ -232,20 +237,22 @@ class Preemption:
         Asks the coordinator.
         """
         # A notice of this process that is not published yet counts too.
-        return merge(list(self._published_everywhere().values())) or self._merged()
+        return merge(list(self._standing().values())) or self._merged()
 
     def noticed(self) -> tuple[int, ...]:
         """Returns the processes that have given notice, by runtime index. Asks the coordinator."""
         if self._group_client is None:
             return (0,) if self._merged() else ()
-        tasks = self._published_everywhere()
-        return tuple(sorted(self._group_client.process(int(task)) for task in tasks))
+        standing = self._standing().items()
+        # Who has room for more stays.
+        tasks = [int(task) for task, notice in standing if notice.reason != GROWING]
+        return tuple(sorted(map(self._group_client.process, tasks)))
 
-    def statistics(self) -> dict[str, Any]:
-        """Returns the sync point's counts and the notices of this process."""
-        with self._lock:
-            reasons = [notice.reason for notice in self._mine.values()]
-        return self._sync.statistics() | {"notices": reasons}
+    def _standing(self) -> dict[str, Notice]:
+        """Returns what `_published_everywhere` does; once this is closed, as it last was."""
+        if not self.closed:
+            self._known = self._published_everywhere()
+        return self._known
 
     def close(self) -> None:
         """Stops the sources and the threads; questions are answered from what is known.
@@ -259,7 +266,7 @@ class Preemption:
         for source in reversed(self._sources):
             if not isinstance(source, Signals):
                 source.close()
-        self._news.set()
+        self._news.put(None)
         self._sync.close()
         self._publisher.join(2.0)
         for signals in reversed(self.signals()):  # last: until then one must not end the process
@@ -295,17 +302,18 @@ class Preemption:
 
     def _publish_news(self) -> None:
         while True:
-            self._news.wait()
+            self._news.get()
             if self.closed:
                 return
-            self._news.clear()
+            while not self._news.empty():
+                self._news.get()
             try:
                 with self._joining:
                     self._reconcile()
             except Exception as error:
                 _log.warning("the notice cannot be passed on: %s; trying again", error)
                 time.sleep(_RETRY_S)
-                self._news.set()
+                self._news.put(None)
 
     def _reconcile(self) -> None:
         """Makes the log agree with the notices: raised while any stands, lowered when none is."""
@@ -331,6 +339,7 @@ class Preemption:
             key = f"{self._sync.folder}/notices/{self._sync.process_id}"
             if mine:
                 self._group_client.set(key, json.dumps(asdict(mine)).encode())
+                self._known[str(self._sync.process_id)] = mine
             else:
                 self._group_client.delete(key)
         self._withdrew = self._withdrew or mine is None
@@ -384,6 +393,16 @@ def default_sources(environment: Mapping[str, str] = os.environ) -> list[Source]
     return sources
 
 
+def with_defaults(given: Sequence[Source] | None) -> list[Source]:
+    """Returns the sources that were given, and those of `default_sources` whose names they do not
+    have; none for an empty list.
+    """
+    names = {source.name for source in given or ()}
+    is_none = given is not None and not given
+    defaults = [] if is_none else default_sources()
+    return [*(each for each in defaults if each.name not in names), *(given or ())]
+
+
 def merge(notices: Sequence[Notice]) -> Notice | None:
     """Returns several notices as one: that with the earliest deadline, None for no notice."""
 
@@ -410,8 +429,7 @@ def start(
     """Starts the preemption sync point of this process, or has the one that runs join `client`.
 
     `initialize()` calls it, from the main thread. `process_id` is the task id, `sources` come on
-    top of those that run, and default to those that fit this machine (`default_sources`) where none
-    runs.
+    top of those that run; where none runs, `with_defaults`.
     """
     job = current_job()
     with job.lock:
@@ -567,7 +585,9 @@ def preempted_processes() -> tuple[int, ...]:
 
 
 def notify_preemption(notice: Notice | None) -> None:
-    """Gives the program's own notice, or withdraws it (None). Returns at once; thread-safe."""
+    """Gives the program's own notice, or withdraws it (None). Returns at once; from any thread, and
+    from a handler of a signal.
+    """
     current().notify(notice)
 
 

@@ -24,23 +24,25 @@ _log = logging.getLogger(__name__)
 _HANDLED = 128
 # A process that the job has just gathered with learns of it within this time.
 _JOINING_S = 1.0
+# What stands without a handler of the program's. Python's own one of Ctrl-C would end the loop by
+# KeyboardInterrupt.
+_DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class Signals:
     """Takes signals for a notice that is never withdrawn.
 
-    Owns their handlers, and calls whatever handler stood before after its own. The C-level handler
-    writes the signal's number into a socket (`signal.set_wakeup_fd`) that a reader thread waits on,
-    so a main thread inside XLA does not hide the notice. A handler that the program sets later
-    replaces only the Python half: the notice still comes. `asyncio` takes the wake-up descriptor
-    too: then the notice comes from the Python handler, when the main thread gets to it.
+    Owns their handlers, and calls a handler of the program's that stood before after its own. The
+    C-level handler writes the signal's number into a socket (`signal.set_wakeup_fd`) that a reader
+    thread waits on, so a main thread inside XLA does not hide the notice. A handler that the
+    program sets later replaces only the Python half: the notice still comes. `asyncio` takes the
+    wake-up descriptor too: then the notice comes from the Python handler, when the main thread gets
+    to it.
 
     A repeat ends the process, with all stacks on stderr and exit code 128 + number, if it comes at
     least `repeat_s` after the first and `seconds_idle()` (since the program last asked about a
     step) is at least that too: a process that still asks is not stuck.
     """
-
-    name = "signal"
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class Signals:
         seconds_idle: Callable[[], float] = lambda: float("inf"),
     ) -> None:
         self.numbers = tuple(signal.Signals(number) for number in numbers)
+        self.name = ", ".join(number.name for number in self.numbers)
         self._seconds_idle = seconds_idle
         self._joined: threading.Event | None = None
         self._grace_s = grace_s
@@ -150,7 +153,7 @@ class Signals:
             with contextlib.suppress(OSError):
                 self._theirs.send(bytes([_HANDLED + number]))
         previous = self._previous.get(number)
-        if callable(previous):
+        if callable(previous) and previous not in _DEFAULTS:
             try:
                 previous(number, frame)
             except SystemExit:
@@ -166,7 +169,7 @@ class Signals:
         name = signal.Signals(number).name
         if self._first_s is None:
             self._first_s = now_s
-            if self._is_joining() and self._previous[number] == signal.SIG_DFL:
+            if self._is_joining() and self._previous[number] in _DEFAULTS:
                 _die_of(number)
             deadline_unix_s = None if self._grace_s is None else time.time() + self._grace_s
             self._notify(Notice(f"{name} received", deadline_unix_s))

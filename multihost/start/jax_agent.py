@@ -83,6 +83,14 @@ def start_jax(
         )
 
 
+def show_devices(devices: Sequence[int]) -> None:
+    """Has jax see these devices alone (none: all), as `jax.distributed.initialize` does."""
+    configure: Any = jax.config.update
+    for platform in ("cuda", "rocm", "oneapi") if devices else ():
+        with suppress(AttributeError):  # a jax that does not know the platform
+            configure(f"jax_{platform}_visible_devices", ",".join(map(str, devices)))
+
+
 def _keep_what_each_compiles() -> None:
     """Has this process write what it compiles on CPU to jax's compilation cache.
 

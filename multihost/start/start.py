@@ -61,6 +61,7 @@ from .jax_agent import (
     end_jax,
     own_tls,
     set_collective_timeout,
+    show_devices,
     start_jax,
 )
 
@@ -82,6 +83,18 @@ class Membership:
         self.shutdown_timeout_s = shutdown_timeout_s
         self.relay: Relay | None = None
         self._attempt = attempt
+        self._handled = sys.exception()  # before there was a job: no failure of it
+
+    def failure(self) -> str:
+        """Returns the error that is in flight, or is being handled: "" for none, and for a
+        departure that was planned.
+        """
+        error = sys.exception()
+        if error is None or error is self._handled or isinstance(error, Preempted):
+            return ""
+        if isinstance(error, SystemExit) and error.code in (None, 0, Preempted.exit_code):
+            return ""
+        return _described(error)
 
     def route(self, spec: ProcessSpec, credentials: Credentials) -> AgentRoute:
         """Returns how jaxlib's agent reaches the coordinator: plainly, by TLS, or by a relay, which
@@ -126,6 +139,10 @@ class Membership:
             self.relay.abandon()
 
 
+class Alone:
+    """The part of a job that `initialize()` leaves in a process without others."""
+
+
 # More than eight parameters: the names that callers know from jax.distributed.initialize, and the
 # settings of a whole job, which a program gives in one place.
 def initialize(  # noqa: PLR0913
@@ -165,7 +182,8 @@ def initialize(  # noqa: PLR0913
     where, CoordinatorLost, Fenced when the coordinator belongs to another job or attempt,
     CoordinationError (FAILED_PRECONDITION) when it has another heartbeat timeout, and RuntimeError
     when called twice or too late. A signal that means preemption ends the process until all have
-    come, and is a notice from then on.
+    come, and is a notice from then on. `preemption_sources` come on top of those that fit this
+    machine, such as SIGTERM; `[]` is none at all.
     """
     _check_early()
     deadline = Deadline(timeout_s)
@@ -185,6 +203,8 @@ def initialize(  # noqa: PLR0913
             discovered = dataclasses.replace(discovered, spec=spec)
         if spec is None or (spec.num_processes == 1 and not discovered.launched):
             _log.info("process 0 of 1 on host %s, alone: no coordinator", socket.gethostname())
+            show_devices(devices or ())
+            current_job().put(Alone())
             return
         preemption.set_waiting(True)
         _left_alone.clear()
@@ -192,13 +212,14 @@ def initialize(  # noqa: PLR0913
         with Phase("initialize", trace=_trace_of(spec), process=spec.process_id):
             _join(discovered, spec, timeouts, deadline, collective_s=collective_timeout_s)
     except BaseException as error:
-        _give_up(f"{type(error).__name__}: {error}")
+        _give_up(_described(error))
         raise
     preemption.set_waiting(False)
 
 
 def _check_early() -> None:
-    if is_initialized() or distributed.global_state.client is not None:
+    member = current_job().get(Membership)
+    if member is not None or distributed.global_state.client is not None:
         hint = ""
         if is_worker():
             hint = "; JaxTrainer leaves it to initialize() where it is given jax_config=JaxConfig()"
@@ -217,7 +238,11 @@ def shutdown(timeout_s: float | None = None) -> None:
     """Leaves the job in order: waits until all have come here, then disconnects.
 
     It waits for at most `timeout_s` (default: `initialize()`'s), first for the saves that this
-    process has in flight, which need the others. While it waits, a signal that
+    process has in flight, which need the others. Called while an error is raised or handled, in a
+    `finally` or an `except`, it waits for these saves alone: the others hear of the error at once,
+    since they may need this process where they are. To leave in order after an error that was dealt
+    with, call it after the `except` block. `Preempted`, and `sys.exit()` with 0 or 75, are no such
+    errors. While it waits, a signal that
     means preemption is still a notice, on which the others agree; afterwards signals are as before
     `initialize()`. A process that is alone, or has never joined, only stops watching for notices.
     Never raises because of another process: what went wrong is logged. Then somebody waits for this
@@ -227,27 +252,41 @@ def shutdown(timeout_s: float | None = None) -> None:
     member = current_job().get(Membership)
     if member is not None:
         deadline = Deadline(member.shutdown_timeout_s if timeout_s is None else timeout_s)
+        preemption.set_waiting(True)
         settle_all(deadline.remaining_s())
         current_job().take(Membership)
-        preemption.set_waiting(True)
-        health().close()  # from the barrier on the others leave, which is no loss
+        why = member.failure()
         try:
-            # A launcher that sees another process fail lets this one end with its own exit code.
-            # Its last step may be newer than what it has reported of itself every few seconds.
-            member.client.report(leaving=1, **last_vitals())
-            if preemption.stops():
-                _say(member.client, LEAVES_AS_ASKED)
-            member.client.wait_at_barrier("holdfast/shutdown", deadline.remaining_ms())
-        except CoordinationError as error:
-            _log.warning("leaving without the others: %s", error)
-            _left_alone.set()
-        member.leave()
+            if not why:
+                _wait_for_others(member.client, deadline)
+        except BaseException as error:  # of a Ctrl-C, or of a handler of the program's
+            why = _described(error)
+            raise
+        finally:
+            member.leave(why)
+            preemption.close()
+    current_job().take(Alone)
     preemption.close()
 
 
+def _wait_for_others(client: CoordinationClient, deadline: Deadline) -> None:
+    health().close()  # from the barrier on the others leave, which is no loss
+    try:
+        # A launcher that sees another process fail lets this one end with its own exit code. Its
+        # last step may be newer than what it has reported of itself every few seconds.
+        client.report(leaving=1, **last_vitals())
+        if preemption.stops():
+            _say(client, LEAVES_AS_ASKED)
+        client.wait_at_barrier("holdfast/shutdown", deadline.remaining_ms())
+    except CoordinationError as error:
+        _log.warning("leaving without the others: %s", error)
+        _left_alone.set()
+
+
 def is_initialized() -> bool:
-    """Returns whether `initialize()` has joined a job of several processes."""
-    return current_job().get(Membership) is not None
+    """Returns whether `initialize()` has returned, also alone, with no `shutdown()` since."""
+    job = current_job()
+    return job.get(Membership) is not None or job.get(Alone) is not None
 
 
 def _join(
@@ -490,7 +529,11 @@ def _last_words() -> str:
     error = _excepthook.error
     if error is None or isinstance(error, Preempted):
         return ""
-    return f"{ENDS_WITH}{type(error).__name__}: {error}"
+    return ENDS_WITH + _described(error)
+
+
+def _described(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _at_main_end() -> None:

@@ -287,6 +287,12 @@ def test_a_sigterm_before_all_joined_ends_the_process() -> None:
     assert finished.code == -signal.SIGTERM, finished.output
 
 
+def test_a_sigterm_that_is_repeated_in_the_last_save_ends_nothing() -> None:
+    """A process that waits for its saves in shutdown() is not stuck."""
+    script = program("preemption_repeated_in_last_save")
+    run_processes(script, 2, arguments=[f"127.0.0.1:{free_port()}"])
+
+
 def test_a_sigterm_in_initialize_is_a_later_notice() -> None:
     """While jax starts, twice: the process lives, and all stop at one step."""
     outputs = run_processes(STARTING, 2, arguments=[f"127.0.0.1:{free_port()}"])

@@ -250,15 +250,18 @@ def test_stale_slices_never_reach_jax(num_slices: int) -> None:
         assert f"reported {'2.0' if num_slices == 2 else 'None'}" in output
 
 
-@pytest.mark.parametrize("last", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_leaving_in_any_order(last: int) -> None:
-    """Whoever finishes last, process 0 included, all leave with exit code 0 and none is taken for
-    dead.
+@pytest.mark.parametrize(
+    ("last", "code"), [(0, 0), (0, 75), pytest.param(2, 0, marks=pytest.mark.slow)]
+)
+def test_leaving_in_any_order(last: int, code: int) -> None:
+    """Whoever finishes last, process 0 included, all leave with exit code 0, or that of a
+    preemption, and none is taken for dead.
     """
     outputs = run_processes(
         program("start_leaving_any_order"),
         3,
-        arguments=[f"127.0.0.1:{free_port()}", last],
+        arguments=[f"127.0.0.1:{free_port()}", last, code],
+        codes=[code] * 3,
     )
     assert not any("WARNING" in output or "ERROR" in output for output in outputs), outputs
 
@@ -289,19 +292,26 @@ def test_a_process_that_is_left_alone_ends_soon(ending: str) -> None:
         assert ("leaving without the others" in outputs[0]) == (fate == "death"), outputs[0]
 
 
-def test_an_exception_ends_the_others_waits() -> None:
-    """Who dies of an exception does not wait for the others, and their barrier fails at once,
-    naming it and its error.
+@pytest.mark.parametrize("ending", ["closes", pytest.param("dies", marks=pytest.mark.slow)])
+def test_an_exception_ends_the_others_waits(ending: str) -> None:
+    """Who dies of an exception does not wait for the others, also where it calls shutdown() in a
+    `finally`: their barrier fails at once, naming it and its error.
     """
     outputs = run_processes(
         program("start_exception_ends_others_waits"),
         3,
-        arguments=[f"127.0.0.1:{free_port()}"],
+        arguments=[f"127.0.0.1:{free_port()}", ending],
         codes=[0, 1, 0],
     )
     for index in (0, 2):
         assert "lost 1 True " in outputs[index], outputs[index]
         assert "bad batch" in outputs[index]
+
+
+def test_an_interrupt_ends_the_wait_of_shutdown() -> None:
+    """By Ctrl-C in its wait a process has left all the same, and the others hear why."""
+    outputs = run_processes(program("start_interrupted"), 2, arguments=[f"127.0.0.1:{free_port()}"])
+    assert "out" in outputs[0] and "KeyboardInterrupt" in outputs[1], outputs
 
 
 def test_a_job_smaller_than_asked_for() -> None:

@@ -14,6 +14,8 @@ from tests.support.paths import ROOT
 
 SOURCE = ROOT / "src" / "holdfast"
 A_FAILED_TEST = 1
+# Without its mend the code may wait at the interpreter's end for what never comes.
+_PYTEST = "import os, pytest, sys; code = pytest.main(); sys.stdout.flush(); os._exit(code)"
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ def take_back(mend: Mend, *, timeout_s: float = 300) -> Verdict:
         file.write_text(code)
         pytest = [
             sys.executable,
-            "-m",
-            "pytest",
+            "-c",
+            _PYTEST,
             "-x",
             "-q",
             "--tb=short",

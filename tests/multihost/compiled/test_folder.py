@@ -173,6 +173,8 @@ def test_a_torn_entry_goes(tmp_path: Path) -> None:
     tend(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"whole-cache", "young-cache", "index"}
     digest = hashlib.sha256(whole).hexdigest()
+    with (tmp_path / "index").open("a") as index:
+        index.write("0123 4")  # a killed process leaves a part of a line
     assert sealed(tmp_path) == {"whole-cache": Entry("whole-cache", len(whole), digest)}
     assert seal(tmp_path) == []
     (tmp_path / "whole-cache").write_bytes(b"torn")

@@ -5,9 +5,14 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from holdfast.multihost import Notice, WatchedFile
+from holdfast.multihost import Notice, Signals, WatchedFile
 from holdfast.multihost.preemption import preemption as sync_point
-from holdfast.multihost.preemption.preemption import Preemption, default_sources, merge
+from holdfast.multihost.preemption.preemption import (
+    Preemption,
+    default_sources,
+    merge,
+    with_defaults,
+)
 from tests.support.cluster import run_processes
 from tests.support.memory_client import MemoryClient, MemoryCoordinator
 from tests.support.paths import program
@@ -32,8 +37,19 @@ def test_notices_merge_to_the_earliest_deadline() -> None:
 def test_the_sources_fit_the_machine() -> None:
     """SIGTERM is always watched, first; Slurm's end time inside a Slurm job."""
     names = [source.name for source in default_sources({"SLURM_JOB_END_TIME": "1800000000"})]
-    assert names[:2] == ["signal", "slurm"]
+    assert names[:2] == ["SIGTERM", "slurm"]
     assert "slurm" not in [source.name for source in default_sources({})]
+
+
+def test_sources_that_are_given_come_on_top(tmp_path: Path) -> None:
+    """SIGTERM is watched as well, once, and by the source that was given for it."""
+    file = WatchedFile(tmp_path / "drain")
+    patient = Signals(grace_s=60)
+    first, *_, last = with_defaults([file])
+    assert first.name == "SIGTERM" and last is file
+    sources = with_defaults([patient])
+    assert patient in sources and sum(isinstance(each, Signals) for each in sources) == 1
+    assert with_defaults([]) == []
 
 
 def test_a_notice_of_its_own_comes_before_the_launchers_wish_to_grow() -> None:
@@ -48,6 +64,21 @@ def test_a_notice_of_its_own_comes_before_the_launchers_wish_to_grow() -> None:
         assert preemption.notice() == Notice("SIGTERM received")
         preemption.notify(None)
         assert preemption.notice() == Notice("growing")
+    finally:
+        preemption.close()
+
+
+def test_who_has_room_for_more_is_not_taken() -> None:
+    """All stop, to come back as more, but no machine is lost: the save is planned over all."""
+    client = MemoryClient(MemoryCoordinator(1), 0)
+    preemption = Preemption([])
+    try:
+        preemption.join(client, process_id=0, num_processes=1)
+        preemption.grow(client)
+        wait_until(lambda: preemption.reached(0) and preemption.notice() == Notice("growing"))
+        assert preemption.noticed() == ()
+        preemption.notify(Notice("SIGTERM received"))
+        wait_until(lambda: preemption.noticed() == (0,))
     finally:
         preemption.close()
 

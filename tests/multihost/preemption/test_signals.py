@@ -35,13 +35,16 @@ def test_native_code_does_not_hide_the_notice() -> None:
         ("asyncio", ["SIGTERM received"]),
         ("asking", []),
         ("again", ["SIGTERM received"]),
+        ("ctrl-c", ["SIGINT received"]),
+        ("in a handler", ["by the handler", "by the loop"]),
     ],
 )
 def test_other_handlers_and_repeats(case: str, expected: list[str]) -> None:
     """The notice comes although the program set a handler later, and a wake-up descriptor that
     stood before gets its bytes; it comes when asyncio has the descriptor. A program that goes on
     asking about steps is not stuck, however often SIGTERM comes. A source that was closed and is
-    started again takes the next for the first.
+    started again takes the next for the first. Ctrl-C is a notice where it is asked for, and
+    interrupts nothing. A handler may notify, whatever it has interrupted.
     """
     (output,) = run_processes(PROGRAM, 1, arguments=[case])
     assert all(line in output for line in expected), output

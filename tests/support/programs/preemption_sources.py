@@ -36,7 +36,10 @@ while not multihost.reached_preemption(step):
     step += 1
 print(f"stopped at {step}")
 assert notices.current() is before and multihost.preemption_notice().reason == "drained"
+assert multihost.preempted_processes() == (0,)
 multihost.shutdown()
 assert (
     held.closed and notices.current() is before and multihost.reached_preemption(step + 1)
 )  # a late question
+assert multihost.preemption_notice() == multihost.Notice("drained")
+assert multihost.preempted_processes() == (0,)

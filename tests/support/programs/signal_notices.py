@@ -10,7 +10,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from holdfast import multihost
 from holdfast.multihost import Notice
@@ -103,6 +106,34 @@ def asking() -> None:
         time.sleep(0.01)
 
 
+def ctrl_c() -> None:
+    """A source that has SIGINT, too."""
+    Signals((signal.SIGINT, signal.SIGTERM)).start(notify)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert seen.wait(30)
+
+
+def in_handler() -> None:
+    """A handler of the program's notifies, at whatever line of a call that does so, too."""
+    calls = []
+
+    def handle(number: int, frame: object) -> None:
+        calls.append(number)
+        multihost.notify_preemption(Notice("by the handler"))
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        if event == "line":
+            signal.raise_signal(signal.SIGUSR1)
+        return interrupt
+
+    multihost.initialize()
+    signal.signal(signal.SIGUSR1, handle)
+    sys.settrace(interrupt)
+    multihost.notify_preemption(Notice("by the loop"))
+    sys.settrace(None)
+    assert len(calls) > 10 and multihost.reached_preemption(0)
+
+
 def again() -> None:
     """A source that got a signal, and was closed, is started anew: the next is no repeat."""
     source = Signals()
@@ -121,5 +152,7 @@ CASES = {
     "stuck": stuck,
     "asking": asking,
     "again": again,
+    "ctrl-c": ctrl_c,
+    "in a handler": in_handler,
 }
 CASES[sys.argv[3]]()

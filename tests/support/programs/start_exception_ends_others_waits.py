@@ -13,7 +13,11 @@ from holdfast.coordination import ProcessLost
 multihost.initialize(sys.argv[3], count, index, timeout_s=60, heartbeat_timeout_s=60)
 if index == 1:
     multihost.sync_global_processes("near")
-    raise RuntimeError("bad batch")
+    try:
+        raise RuntimeError("bad batch")
+    finally:
+        if sys.argv[4] == "closes":
+            multihost.shutdown()
 multihost.sync_global_processes("near")
 start = time.monotonic()
 try:
