@@ -100,7 +100,8 @@ class RestoreOptions:
     `restore_checkpoint`. `read` is "each", "once" or "auto" (see `CheckpointManager.restore`);
     every process calls it alike. With `peers` the processes of these pass on what they read;
     without them each process reads what it needs. `memory` says what this process may take of its
-    host's memory. `before_reading` is called with what a tree needs of that memory, and may raise.
+    host's memory. `before_reading` is called with what a tree needs of that memory, and
+    `before_giving` before iterators get their states; both may raise.
     `per_process` says whose copies of leaves that were kept per process come back (None: those of
     all, along a first axis).
     """
@@ -116,6 +117,7 @@ class RestoreOptions:
     per_process: PerProcessSelection | None = None
     memory: MemoryBudget = WHOLE_BUDGET
     before_reading: Callable[[MemoryNeed], None] = check_alone
+    before_giving: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         if self.read not in ("each", "once", "auto"):

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -341,6 +342,42 @@ def test_one_restore_of_several_items(tmp_path: Path) -> None:
             manager.restore(items={"model": None, "optimizer": None})
         with pytest.raises(ValueError, match="either `item` and `like`, or `items`"):
             manager.restore(like=tree(0), items={"model": None})
+
+
+class _Loader:
+    """An iterator whose state is its position."""
+
+    def __init__(self, at: Any) -> None:
+        self.at = at
+
+    def get_state(self) -> Any:
+        return self.at
+
+    def set_state(self, state: Any) -> None:
+        self.at = state
+
+
+def test_a_restore_that_fails_moves_no_iterator(tmp_path: Path) -> None:
+    """Whichever item is first: a `like` that does not fit, an item that is not there, another
+    state that does not read.
+    """
+    with CheckpointManager(tmp_path) as manager:
+        items = {"data": _Loader(7), "eval": _Loader(np.int32(8)), "state": tree(1)}
+        manager.save(1, items=items).wait()
+        data = _Loader(0)
+        others: list[dict[str, Any]] = [{"state": {"no": np.ones(1)}}, {"none": None}]
+        for other in others:
+            for wanted in ({"data": data} | other, other | {"data": data}):
+                with pytest.raises(CheckpointError):
+                    manager.restore(items=wanted)
+                with pytest.raises(CheckpointError):
+                    load(tmp_path, items=wanted)
+        with pytest.raises(TreeMismatch, match="chooses no leaf"):
+            manager.restore(items={"data": data, "state": None}, partial=lambda path: False)
+        assert data.at == 0
+        found = manager.restore(items={"data": data, "eval": _Loader(0), "state": tree(0)})
+        assert found["data"] is data and data.at == 7 and found["eval"].at == 8
+        assert equal(found["state"], 1)
 
 
 def test_the_like_of_a_json_item_is_json(tmp_path: Path) -> None:
