@@ -632,8 +632,8 @@ MENDS = (
         mended="2026-11-22",
         wrong='save(items={"a/b": x}) was acknowledged, and no reader takes such a name.',
         file="checkpoint/format/limits.py",
-        text="if not isinstance(name, str) or not ITEM_NAME.fullmatch(name):",
-        instead="if not isinstance(name, str):",
+        text=" or not ITEM_NAME.fullmatch(name):",
+        instead=":",
         found_by="tests/checkpoint/format/test_limits.py::test_a_name_that_no_reader_takes_is_refused",
     ),
     Mend(
