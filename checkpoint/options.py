@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from urllib.parse import unquote_to_bytes
 
 from .notebook import html_table
 from .policy import SavePolicy, check_save_policy
@@ -396,7 +397,8 @@ _CUT_URL = re.compile(r"(gs|gcs_grpc|s3|az|memory|file):/(?!/)")
 
 def absolute(path: str | os.PathLike[str]) -> str:
     """Returns a path that means the same folder whatever becomes of the current one: `~` is
-    expanded, and no link is resolved but one that `..` leads out of. A URL stays, but for file://.
+    expanded, and no link is resolved but one that `..` leads out of. A URL stays, but for file://,
+    which means a folder of this machine.
 
     Raises TypeError, ValueError for what is no path, and FileNotFoundError for a relative one where
     the current folder was deleted.
@@ -405,7 +407,13 @@ def absolute(path: str | os.PathLike[str]) -> str:
     if _URL.match(text):
         if not text.startswith("file://"):
             return text
-        text = text.removeprefix("file://")
+        host, slash, rest = text.removeprefix("file://").partition("/")
+        if host not in ("", "localhost"):
+            raise ValueError(
+                f"found {text!r}, a folder of the host {host!r}; expected file:///folder for one of"
+                " this machine, or its path without file://"
+            )
+        text = slash + os.fsdecode(unquote_to_bytes(rest))
     if not text:
         raise ValueError(
             f"found the path {path!r}, which is empty; expected a folder or a URL (the current"
