@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
+import math
 import os
 import re
 import threading
@@ -16,9 +18,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import unquote_to_bytes
 
+from .errors import error_text
 from .notebook import html_table
 from .policy import SavePolicy, check_save_policy
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 DAY_S = 24 * 3600.0
 PROGRESS_S = 0.25
@@ -88,7 +92,13 @@ class ProgressMeter:
             if now - self._passed_on_s < PROGRESS_S and done < self._total_bytes:
                 return
             self._passed_on_s = now
-        self._listener(Progress(self._step, "save", done, self._total_bytes))
+        try:
+            self._listener(Progress(self._step, "save", done, self._total_bytes))
+        except Exception as error:
+            self._passed_on_s = math.inf  # not again, but at the end
+            _log.warning(
+                "what was given to progress= failed at step %d: %s", self._step, error_text(error)
+            )
 
 
 class ProgressBar:
@@ -252,7 +262,8 @@ class Options:
         create-if-absent.
     read_only: takes no claim. `save` and `delete` are errors, and nothing is written.
     check_free_space: refuses a save that does not fit on the disk before it begins.
-    progress: is called with a `Progress` from background threads, at most four times a second.
+    progress: is called with a `Progress` from background threads, at most four times a second. What
+        it raises is logged.
     claim_age_s: on stores without locks, the age from which a claim that was not renewed counts as
         dead.
     per_process: says of a leaf's path whether each process keeps its own value: `lambda path:

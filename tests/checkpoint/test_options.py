@@ -142,6 +142,20 @@ def test_progress_counts_to_the_end(tmp_path: Path) -> None:
     assert heard[-1].step == 1 and heard[-1].done_bytes == heard[-1].total_bytes >= 4 << 20
 
 
+def test_what_progress_raises_fails_no_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged."""
+
+    def broken(progress: Progress) -> None:
+        raise OSError("no bar")
+
+    with CheckpointManager(tmp_path, options=Options(progress=broken)) as manager:
+        manager.save(1, {"w": jnp.zeros(1 << 20)}).wait()
+        assert manager.all_steps() == [1]
+    assert "what was given to progress= failed at step 1: OSError: no bar" in caplog.messages
+
+
 @pytest.mark.parametrize("with_metrics", [False, True])
 def test_waiting_for_the_program_is_not_being_blocked(tmp_path: Path, with_metrics: bool) -> None:
     """A loop that runs ahead of its devices and saves 3 MB at each step waits for its own
