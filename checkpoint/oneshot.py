@@ -376,7 +376,7 @@ def convert(
     target = absolute(target)
     with naming_path(path):
         checkpoint = open_checkpoint(path, step)
-        with naming_step(checkpoint.info.path, checkpoint.info.step, checkpoint.info.path):
+        with _naming(checkpoint):
             return convert_checkpoint(
                 checkpoint, StorePath(open_storage(target)), layout, rules=rules, **options
             )
