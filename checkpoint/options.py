@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -226,6 +227,22 @@ def answers_foreign_words(other: str, others: Collection[str]) -> Callable[[type
     return decorate
 
 
+_WORDS = {
+    "on_busy": '"wait" or "skip"',
+    "on_save_error": '"raise" or "warn"',
+    "on_replicas_differ": '"warn", "raise" or "ignore"',
+}
+_ABOVE_0 = (
+    "save_timeout_s",
+    "restore_timeout_s",
+    "exit_timeout_s",
+    "claim_age_s",
+    "max_missed_saves",
+    "host_memory_bytes",
+    "hang_timeout_s",
+)
+
+
 @answers_foreign_words(
     "write CheckpointManager(directory, {word}={value})",
     ("directory", "save_policy", "keep_policy", "group", "local"),
@@ -317,24 +334,17 @@ class Options:
     hang_exit: bool = False
 
     def __post_init__(self) -> None:
-        if self.on_busy not in ("wait", "skip"):
-            raise ValueError(f'Options: on_busy is "wait" or "skip", not {self.on_busy!r}')
-        if self.on_save_error not in ("raise", "warn"):
-            raise ValueError(
-                f'Options: on_save_error is "raise" or "warn", not {self.on_save_error!r}'
-            )
-        if self.on_replicas_differ not in ("warn", "raise", "ignore"):
-            raise ValueError(
-                'Options: on_replicas_differ is "warn", "raise" or "ignore", not'
-                f" {self.on_replicas_differ!r}"
-            )
-        if self.max_missed_saves < 1:
-            raise ValueError(
-                f"Options: max_missed_saves must be above 0, found {self.max_missed_saves!r}"
-            )
-        for name in ("save_timeout_s", "restore_timeout_s", "exit_timeout_s", "claim_age_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"Options: {name} must be above 0, found {getattr(self, name)!r}")
+        for name, words in _WORDS.items():
+            value = getattr(self, name)
+            if value not in words.split('"')[1::2]:
+                raise ValueError(f"Options: {name} is {words}, not {value!r}")
+        for name in _ABOVE_0:
+            value = getattr(self, name)
+            is_set = value is not None or getattr(Options, name) is not None
+            if is_set and not (isinstance(value, Real) and value > 0):
+                raise ValueError(f"Options: {name} must be above 0, found {value!r}")
+        if self.hang_exit and self.hang_timeout_s is None:
+            raise ValueError("Options: hang_exit=True expects hang_timeout_s, the time until then")
         ahead = self.max_steps_ahead
         if ahead is not None and (not isinstance(ahead, int) or ahead < 1):
             raise ValueError(

@@ -15,6 +15,7 @@ from holdfast.multihost import Group
 from holdfast.multihost.instruments import Phase
 
 from ..errors import CheckpointError, NotEnoughMemory, StepNotFound, TreeMismatch, naming_path
+from ..format.limits import check_items
 from ..memory.need import MemoryNeed, find_shortage
 from .exchange import exchange, first_failed
 from .messages import AgreedError, Message, SentError
@@ -41,7 +42,7 @@ def wanted_items(item: str, like: Any, items: Mapping[str, Any] | None) -> dict[
             "restore: give either `item` and `like`, or `items`, a dict of each item's name and its"
             " `like`"
         )
-    return dict(items)
+    return check_items("restore", items)
 
 
 def name_items(wanted: Mapping[str, Any]) -> str:

@@ -70,6 +70,16 @@ def check_item_name(name: Any) -> str:
     return name
 
 
+def check_items(call: str, items: Any) -> dict[str, Any]:
+    """Returns the items that a call was given. Raises TypeError where they are none by name."""
+    if not isinstance(items, Mapping):
+        raise TypeError(
+            f"{call}: items={shown(items)}: expected a dict of items by their names, as in"
+            " items={'state': ...}"
+        )
+    return dict(items)
+
+
 def encode_json(value: Any, what: str) -> bytes:
     """Returns a user's value as JSON; `what` names the value in errors. Numbers of numpy are JSON's
     numbers, and tuples its lists.

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..arrays.jax_settings import cast_array
 from ..errors import leaf_at
+from ..format.limits import shown
 from ..format.tree import FlatTree
 
 SaveDtype: TypeAlias = Any | Callable[[str], Any] | None
@@ -26,6 +27,11 @@ def cast_tree(tree: FlatTree, dtype: SaveDtype) -> FlatTree:
     if dtype is None:
         return tree
     chosen = (lambda path: dtype) if isinstance(dtype, type | np.dtype | str) else dtype
+    if not callable(chosen):
+        raise TypeError(
+            f"save: dtype={shown(dtype)}: expected a floating-point dtype, as jnp.bfloat16, or a"
+            " function that says one of a leaf's path"
+        )
     return tree.with_leaves(
         [_cast(leaf, path, chosen) for leaf, path in zip(tree.leaves, tree.paths, strict=True)]
     )

@@ -35,6 +35,11 @@ from holdfast.checkpoint.options import PROGRESS_S, ProgressMeter, Statistics
         ({"save_timeout_s": 0}, "save_timeout_s must be above 0, found 0"),
         ({"exit_timeout_s": -1.5}, r"exit_timeout_s must be above 0, found -1\.5"),
         ({"claim_age_s": float("nan")}, "claim_age_s must be above 0, found nan"),
+        ({"save_timeout_s": "60"}, "save_timeout_s must be above 0, found '60'"),
+        ({"hang_timeout_s": 0}, "hang_timeout_s must be above 0, found 0"),
+        ({"hang_exit": True}, "hang_exit=True expects hang_timeout_s"),
+        ({"host_memory_bytes": -5}, "host_memory_bytes must be above 0, found -5"),
+        ({"host_memory_bytes": "8G"}, "host_memory_bytes must be above 0, found '8G'"),
     ],
 )
 def test_nonsense_is_refused_by_field(wrong: dict[str, object], message: str) -> None:
