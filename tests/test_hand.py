@@ -39,7 +39,7 @@ MOST: dict[str, dict[str, int]] = {
 MOST_TOKENS = {
     "coordination": 73.5,
     "multihost": 48.5,
-    "checkpoint": 198.1,
+    "checkpoint": 198.2,
     "launch": 53.5,
     "compat": 35.8,
     "web": 8.9,

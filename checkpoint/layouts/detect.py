@@ -653,16 +653,16 @@ def restore_items(
 
     Raises StepNotFound (no such item), TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
     """
+    info = checkpoint.info
+    picked = [pick_item(info, item) for item in wanted]
     if options.rename is not None:
-        kinds = checkpoint.info.items
-        picked = [pick_item(checkpoint.info, item) for item in wanted]
-        trees = [checkpoint.item(item) for item in picked if kinds.get(item) == "tree"]
+        trees = [checkpoint.item(item) for item in picked if info.items.get(item) == "tree"]
         check_rename(options.rename, trees)
     if options.rules is not None:
-        check_one_tree([pick_item(checkpoint.info, item) for item in wanted], checkpoint.info)
+        check_one_tree(picked, info)
     restored = {item: _restore(checkpoint, item, like, options) for item, like in wanted.items()}
     options.check_choice()
-    if checkpoint.info.owners:
+    if info.owners:
         options.before_giving()
     return {
         item: value.give(wanted[item]) if isinstance(value, State) else value

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from ..arrays.dtypes import Dtype, is_weak, name_of
+from ..arrays.ranges import holds, is_whole
 from ..arrays.sharding import concrete_sharding, make_sharding, show_sharding
 from ..errors import TreeMismatch, leaf_at
 from ..format.grid import Shape
@@ -18,7 +19,6 @@ from ..format.limits import shown
 from ..format.record import ItemRecord, LeafRecord
 from ..format.static_data import are_alike, show_static_data
 from ..format.tree import VALUE_TYPES, FlatTree, describe, is_key, type_name
-from .ranges import holds, is_whole
 
 LISTED = 5  # leaves that a message names
 

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, PartitionSpec, Sharding
 
 from ..arrays.dtypes import HostArray, as_weak
 from ..arrays.jax_settings import own_settings
+from ..arrays.ranges import array_of, converted_leaf
 from ..errors import TreeMismatch, leaf_at
 from ..format.json_state import Json, is_iterator
 from ..format.leaf_types import decode_leaf_types, encode_leaf_types, leaf_makers
@@ -42,7 +43,6 @@ from .match import (
     request_as_saved,
 )
 from .per_process import PerProcessSelection, leaves_of_process, read_process
-from .ranges import array_of, converted_leaf
 from .reader import ArrayReader, ReadRequest, foresee
 from .sharing import RestorePeers
 from .surgery_rules import Rules

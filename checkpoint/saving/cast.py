@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..arrays.jax_settings import cast_array
+from ..arrays.ranges import OutOfRange, converted
 from ..errors import leaf_at
 from ..format.limits import shown
 from ..format.tree import FlatTree
@@ -22,7 +23,8 @@ def cast_tree(tree: FlatTree, dtype: SaveDtype) -> FlatTree:
 
     For None an array stays as it is; all else stays too. Arrays of jax are cast on their devices,
     where the copies take room until the snapshot is taken, whatever mesh is set and whatever jax is
-    to find mistakes by. Raises ValueError for a dtype that is none of floating point.
+    to find mistakes by; what the dtype cannot hold is inf or nan there. Raises ValueError for a
+    dtype that is none of floating point, or that cannot hold a number of an array of numpy's.
     """
     if dtype is None:
         return tree
@@ -54,7 +56,12 @@ def _cast(leaf: Any, path: str, chosen: Callable[[str], Any]) -> Any:
         )
     if leaf.dtype == dtype or _is_refused(leaf):
         return leaf
-    return cast_array(leaf, dtype)
+    if isinstance(leaf, jax.Array):
+        return cast_array(leaf, dtype)
+    try:
+        return converted(leaf, dtype)
+    except OutOfRange as error:
+        raise ValueError(f"save: dtype={wanted!r} for {leaf_at(path)}: {error}") from None
 
 
 def _is_refused(leaf: Any) -> bool:

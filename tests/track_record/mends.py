@@ -186,7 +186,7 @@ MENDS = (
         promise=3,
         mended="2026-11-26",
         wrong="restore(cast=True) wrapped integers, and made NaN some number.",
-        file="checkpoint/restoring/ranges.py",
+        file="checkpoint/arrays/ranges.py",
         text="if array.size and not _fits_by_extremes(array, dtype):",
         instead="if False:",
         found_by="tests/checkpoint/restoring/test_restore.py::test_a_cast_is_by_value",

@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..arrays.dtypes import Dtype, HostArray
 from ..errors import TreeMismatch, leaf_at
+from .dtypes import Dtype, HostArray
 
 _SMALL_FLOAT = 4  # bytes: all floats up to here are float32's too
 
