@@ -155,9 +155,10 @@ class CheckpointManager:
         the background. Blocks while the last save is in flight (see Options.on_busy). `metrics` are
         numbers, for KeepBest and `best_step`; `metadata` is a JSON value. `dtype` is what
         floating-point arrays are saved as, or says so of a leaf's path (None: as it is): `lambda
-        path: jnp.bfloat16 if path.startswith("params.") else None`. `force` saves whatever the
-        policy says; `overwrite` replaces a step that exists; one that a restore with `fallback` has
-        passed over, or that was left behind, is replaced without.
+        path: jnp.bfloat16 if path.startswith("params.") else None`. What it cannot hold is a
+        ValueError in an array of numpy's, and inf or nan in one of jax's. `force` saves whatever
+        the policy says; `overwrite` replaces a step that exists; one that a restore with `fallback`
+        has passed over, or that was left behind, is replaced without.
 
         At or below the newest step a save goes on from the highest step below it that was restored
         since the last save, and leaves the steps above that behind (see `left_steps`).

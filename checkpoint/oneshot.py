@@ -21,6 +21,7 @@ from .agreement.restore_verdict import RestoreAgreement, name_items, wanted_item
 from .arrays.jax_settings import callers_settings
 from .errors import UnsupportedLeaf, naming_path, naming_step
 from .format.json_state import Json, is_iterator
+from .format.limits import check_items
 from .format.own_files import Files
 from .format.rename import Names
 from .layouts.base import CheckpointReader
@@ -144,7 +145,7 @@ def save_async(path: str | os.PathLike[str], state: Any = None, **options: Any) 
 def _chosen(call: str, state: Any, item: str, items: Mapping[str, Any] | None) -> dict[str, Any]:
     if (state is None) == (items is None):
         raise ValueError(f"{call}: give either a state or items")
-    return {item: state} if items is None else dict(items)
+    return {item: state} if items is None else check_items(call, items)
 
 
 def _refuse_for_orbax(
@@ -376,7 +377,7 @@ def convert(
     target = absolute(target)
     with naming_path(path):
         checkpoint = open_checkpoint(path, step)
-        with naming_step(checkpoint.info.path, checkpoint.info.step, checkpoint.info.path):
+        with _naming(checkpoint):
             return convert_checkpoint(
                 checkpoint, StorePath(open_storage(target)), layout, rules=rules, **options
             )

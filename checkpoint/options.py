@@ -6,18 +6,24 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
+import math
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from urllib.parse import unquote_to_bytes
 
+from .errors import error_text
 from .notebook import html_table
 from .policy import SavePolicy, check_save_policy
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 DAY_S = 24 * 3600.0
 PROGRESS_S = 0.25
@@ -87,7 +93,13 @@ class ProgressMeter:
             if now - self._passed_on_s < PROGRESS_S and done < self._total_bytes:
                 return
             self._passed_on_s = now
-        self._listener(Progress(self._step, "save", done, self._total_bytes))
+        try:
+            self._listener(Progress(self._step, "save", done, self._total_bytes))
+        except Exception as error:
+            self._passed_on_s = math.inf  # not again, but at the end
+            _log.warning(
+                "what was given to progress= failed at step %d: %s", self._step, error_text(error)
+            )
 
 
 class ProgressBar:
@@ -215,6 +227,22 @@ def answers_foreign_words(other: str, others: Collection[str]) -> Callable[[type
     return decorate
 
 
+_WORDS = {
+    "on_busy": '"wait" or "skip"',
+    "on_save_error": '"raise" or "warn"',
+    "on_replicas_differ": '"warn", "raise" or "ignore"',
+}
+_ABOVE_0 = (
+    "save_timeout_s",
+    "restore_timeout_s",
+    "exit_timeout_s",
+    "claim_age_s",
+    "max_missed_saves",
+    "host_memory_bytes",
+    "hang_timeout_s",
+)
+
+
 @answers_foreign_words(
     "write CheckpointManager(directory, {word}={value})",
     ("directory", "save_policy", "keep_policy", "group", "local"),
@@ -251,7 +279,8 @@ class Options:
         create-if-absent.
     read_only: takes no claim. `save` and `delete` are errors, and nothing is written.
     check_free_space: refuses a save that does not fit on the disk before it begins.
-    progress: is called with a `Progress` from background threads, at most four times a second.
+    progress: is called with a `Progress` from background threads, at most four times a second. What
+        it raises is logged.
     claim_age_s: on stores without locks, the age from which a claim that was not renewed counts as
         dead.
     per_process: says of a leaf's path whether each process keeps its own value: `lambda path:
@@ -305,24 +334,17 @@ class Options:
     hang_exit: bool = False
 
     def __post_init__(self) -> None:
-        if self.on_busy not in ("wait", "skip"):
-            raise ValueError(f'Options: on_busy is "wait" or "skip", not {self.on_busy!r}')
-        if self.on_save_error not in ("raise", "warn"):
-            raise ValueError(
-                f'Options: on_save_error is "raise" or "warn", not {self.on_save_error!r}'
-            )
-        if self.on_replicas_differ not in ("warn", "raise", "ignore"):
-            raise ValueError(
-                'Options: on_replicas_differ is "warn", "raise" or "ignore", not'
-                f" {self.on_replicas_differ!r}"
-            )
-        if self.max_missed_saves < 1:
-            raise ValueError(
-                f"Options: max_missed_saves must be above 0, found {self.max_missed_saves!r}"
-            )
-        for name in ("save_timeout_s", "restore_timeout_s", "exit_timeout_s", "claim_age_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"Options: {name} must be above 0, found {getattr(self, name)!r}")
+        for name, words in _WORDS.items():
+            value = getattr(self, name)
+            if value not in words.split('"')[1::2]:
+                raise ValueError(f"Options: {name} is {words}, not {value!r}")
+        for name in _ABOVE_0:
+            value = getattr(self, name)
+            is_set = value is not None or getattr(Options, name) is not None
+            if is_set and not (isinstance(value, Real) and value > 0):
+                raise ValueError(f"Options: {name} must be above 0, found {value!r}")
+        if self.hang_exit and self.hang_timeout_s is None:
+            raise ValueError("Options: hang_exit=True expects hang_timeout_s, the time until then")
         ahead = self.max_steps_ahead
         if ahead is not None and (not isinstance(ahead, int) or ahead < 1):
             raise ValueError(
@@ -396,7 +418,8 @@ _CUT_URL = re.compile(r"(gs|gcs_grpc|s3|az|memory|file):/(?!/)")
 
 def absolute(path: str | os.PathLike[str]) -> str:
     """Returns a path that means the same folder whatever becomes of the current one: `~` is
-    expanded, and no link is resolved but one that `..` leads out of. A URL stays, but for file://.
+    expanded, and no link is resolved but one that `..` leads out of. A URL stays, but for file://,
+    which means a folder of this machine.
 
     Raises TypeError, ValueError for what is no path, and FileNotFoundError for a relative one where
     the current folder was deleted.
@@ -405,7 +428,13 @@ def absolute(path: str | os.PathLike[str]) -> str:
     if _URL.match(text):
         if not text.startswith("file://"):
             return text
-        text = text.removeprefix("file://")
+        host, slash, rest = text.removeprefix("file://").partition("/")
+        if host not in ("", "localhost"):
+            raise ValueError(
+                f"found {text!r}, a folder of the host {host!r}; expected file:///folder for one of"
+                " this machine, or its path without file://"
+            )
+        text = slash + os.fsdecode(unquote_to_bytes(rest))
     if not text:
         raise ValueError(
             f"found the path {path!r}, which is empty; expected a folder or a URL (the current"

@@ -295,7 +295,11 @@ def restore_together(
     Where it `shares`, alike on all, the processes pass on what they read. What any of them runs
     into is in the verdict of all; the store's errors name a file, or `path`.
     """
-    options = replace(options, before_reading=agreement.before_reading)
+    options = replace(
+        options,
+        before_reading=agreement.before_reading,
+        before_giving=agreement.before_giving,
+    )
     counts = Counter[str]()
     # The part servers stay until all have agreed.
     with contextlib.ExitStack() as until_agreed:

@@ -15,6 +15,7 @@ from holdfast.multihost import Group
 from holdfast.multihost.instruments import Phase
 
 from ..errors import CheckpointError, NotEnoughMemory, StepNotFound, TreeMismatch, naming_path
+from ..format.limits import check_items
 from ..memory.need import MemoryNeed, find_shortage
 from .exchange import exchange, first_failed
 from .messages import AgreedError, Message, SentError
@@ -41,7 +42,7 @@ def wanted_items(item: str, like: Any, items: Mapping[str, Any] | None) -> dict[
             "restore: give either `item` and `like`, or `items`, a dict of each item's name and its"
             " `like`"
         )
-    return dict(items)
+    return check_items("restore", items)
 
 
 def name_items(wanted: Mapping[str, Any]) -> str:
@@ -90,8 +91,8 @@ class Verdict(NamedTuple):
 
 
 class RestoreAgreement:
-    """The agreements of one restore of a group: one at its end, and of each tree one before it is
-    read. For one thread.
+    """The agreements of one restore of a group: one at its end, of each tree one before it is read,
+    and one before iterators get their states. For one thread.
 
     `call` says what is restored. Each blocks for at most `timeout_s` and costs one message of each
     process, and one answer.
@@ -143,6 +144,12 @@ class RestoreAgreement:
             return
         self._read.add(need.item)
         self._go_on(self._agree(f"before {need.item!r} is read", need=need))
+
+    def before_giving(self) -> None:
+        """Raises, on every process, the error of one that has failed: what no error undoes is still
+        to come.
+        """
+        self._go_on(self._agree("before iterators get their states"))
 
     def _go_on(self, verdict: Verdict) -> None:
         if verdict.error is not None:

@@ -72,13 +72,21 @@ def state_of(item: str, value: Any) -> Any:
     return encode(state, item)
 
 
-def give_state(value: Any, state: Any) -> Any:
-    """Gives a saved state back to an iterator; returns the iterator."""
-    if isinstance(value, _Stateful):
-        value.set_state(decode(state))
-    else:
-        value.load_state_dict(decode(state))
-    return value
+@dataclass(frozen=True)
+class State:
+    """A state that was read, and that its iterator is to have once all else of a restore is
+    there.
+    """
+
+    value: Any
+
+    def give(self, iterator: Any) -> Any:
+        """Gives the state to an iterator; returns the iterator."""
+        if isinstance(iterator, _Stateful):
+            iterator.set_state(self.value)
+        else:
+            iterator.load_state_dict(self.value)
+        return iterator
 
 
 def encode(value: Any, path: str) -> Any:

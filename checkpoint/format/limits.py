@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..storage.tombstone import RECORD_NAME
+
 STEP_LIMIT = 10**18
 # of a JSON item, of a user's metadata, and of a tree's Python values
 JSON_LIMIT_BYTES = 100_000_000
@@ -58,14 +60,24 @@ def is_step(step: Any) -> bool:
 def check_item_name(name: Any) -> str:
     """Returns the name of an item.
 
-    Raises ValueError for a name that could not be a folder in every store.
+    Raises ValueError for a name that could not be a folder in every store, beside the record.
     """
-    if not isinstance(name, str) or not ITEM_NAME.fullmatch(name):
+    if not isinstance(name, str) or name == RECORD_NAME or not ITEM_NAME.fullmatch(name):
         raise ValueError(
             f"an item cannot be called {name!r}: expected 1 to 100 ASCII letters, digits, '_', '.'"
-            " and '-', the first of them a letter, a digit or '_'"
+            " and '-', the first of them a letter, a digit or '_', and not the name of the record"
         )
     return name
+
+
+def check_items(call: str, items: Any) -> dict[str, Any]:
+    """Returns the items that a call was given. Raises TypeError where they are none by name."""
+    if not isinstance(items, Mapping):
+        raise TypeError(
+            f"{call}: items={shown(items)}: expected a dict of items by their names, as in"
+            " items={'state': ...}"
+        )
+    return dict(items)
 
 
 def encode_json(value: Any, what: str) -> bytes:

@@ -384,7 +384,8 @@ def _kind(tree: Any, keys: list[Any], path: str) -> dict[str, Any]:
     if isinstance(tree, Node):
         return {"kind": "object", "type": tree.type_name, "keys": keys}
     name = type_name(type(tree))
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+    # One that was registered by itself may have fields that are no children.
+    if isinstance(tree, tuple) and hasattr(tree, "_fields") and len(tree._fields) == len(keys):
         return {"kind": "namedtuple", "type": name, "keys": list(tree._fields)}
     texts = [key if type(key) is int else str(key) for key in keys]
     return {"kind": "object", "type": name, "keys": texts}

@@ -24,7 +24,7 @@ from ..errors import (
     TreeMismatch,
 )
 from ..format.item_report import FILE_NAME
-from ..format.json_state import give_state, is_iterator
+from ..format.json_state import State, decode, is_iterator
 from ..format.own_files import Files, give_files
 from ..format.record import ItemRecord, read_record
 from ..format.step_folders import (
@@ -647,19 +647,27 @@ def pick_item(info: CheckpointInfo, item: str) -> str:
 def restore_items(
     checkpoint: CheckpointReader, wanted: Mapping[str, Any], options: RestoreOptions
 ) -> dict[str, Any]:
-    """Restores several items of any layout, each by its `like`: see `restore_checkpoint`."""
+    """Restores several items of any layout, each by its `like`: a tree, JSON, files, or the state
+    of an iterator, which is the `like` and is returned. Blocks. "once" is for a step of ours with
+    `peers`. An iterator gets its state when all else is there.
+
+    Raises StepNotFound (no such item), TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
+    """
+    info = checkpoint.info
+    picked = [pick_item(info, item) for item in wanted]
     if options.rename is not None:
-        kinds = checkpoint.info.items
-        picked = [pick_item(checkpoint.info, item) for item in wanted]
-        trees = [checkpoint.item(item) for item in picked if kinds.get(item) == "tree"]
+        trees = [checkpoint.item(item) for item in picked if info.items.get(item) == "tree"]
         check_rename(options.rename, trees)
     if options.rules is not None:
-        check_one_tree([pick_item(checkpoint.info, item) for item in wanted], checkpoint.info)
-    restored = {
-        item: restore_checkpoint(checkpoint, item, like, options) for item, like in wanted.items()
-    }
+        check_one_tree(picked, info)
+    restored = {item: _restore(checkpoint, item, like, options) for item, like in wanted.items()}
     options.check_choice()
-    return restored
+    if info.owners:
+        options.before_giving()
+    return {
+        item: value.give(wanted[item]) if isinstance(value, State) else value
+        for item, value in restored.items()
+    }
 
 
 def check_one_tree(items: Sequence[str], info: CheckpointInfo) -> None:
@@ -677,18 +685,18 @@ def restore_checkpoint(
     like: Any = None,
     options: RestoreOptions | None = None,
 ) -> Any:
-    """Restores one item of any layout: a tree, JSON, files, or the state of an iterator, which is
-    the `like` and is returned. Blocks. "once" is for a step of ours with `peers`.
+    """Restores one item of any layout: see `restore_items`."""
+    return restore_items(checkpoint, {item: like}, options or RestoreOptions())[item]
 
-    Raises StepNotFound (no such item), TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
-    """
-    options = options or RestoreOptions()
+
+def _restore(checkpoint: CheckpointReader, item: str, like: Any, options: RestoreOptions) -> Any:
+    """Returns one item; for an iterator the state that it is to have."""
     info = checkpoint.info
     own = options.per_process
     item = pick_item(info, item)
     kind = info.items.get(item)
     if kind == "files" and is_iterator(like):
-        return _give_grain_state(like, checkpoint, item, own)
+        return _read_grain_state(like, checkpoint, item, own)
     if kind == "files" or (kind is not None and isinstance(like, Files)):
         check_files_like(info.path, item, kind, like)
         return give_files(like, checkpoint.files(item, own), info.path)
@@ -698,7 +706,7 @@ def restore_checkpoint(
         if item in info.owners or is_iterator(like):
             process = owner_of(info.path, item, info.processes, own)
         value = checkpoint.json(item, process)
-        return give_state(like, value) if is_iterator(like) else value
+        return State(decode(value)) if is_iterator(like) else value
     return _restore_tree(checkpoint, item, like, options)
 
 
@@ -728,10 +736,10 @@ def _restore_tree(
     return values
 
 
-def _give_grain_state(
+def _read_grain_state(
     like: Any, checkpoint: CheckpointReader, item: str, selection: PerProcessSelection | None
-) -> Any:
-    """Gives an iterator the state that grain's handler wrote for a process; returns the iterator.
+) -> State:
+    """Returns the state that grain's handler wrote for a process.
 
     Grain writes a file for each process.
     """
@@ -748,8 +756,7 @@ def _give_grain_state(
         )
         raise TreeMismatch(message, leaf=item, expected=expected)
     text = files[name].decode()
-    like.set_state(text.encode() if isinstance(like.get_state(), bytes) else json.loads(text))
-    return like
+    return State(text.encode() if isinstance(like.get_state(), bytes) else json.loads(text))
 
 
 def _spelled_like(

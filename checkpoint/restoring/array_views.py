@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..arrays.dtypes import Dtype, HostArray
+from ..arrays.ranges import converted
 from ..format.grid import Shape
 from ..format.record import LeafRecord
 from .devices import Region, overlap, slices_in
-from .ranges import converted
 
 STRIPE_BYTES = 8 << 20  # of a leaf that is transposed, at a time
 Read: TypeAlias = tuple[LeafRecord, Region]

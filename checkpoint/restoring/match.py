@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from ..arrays.dtypes import Dtype, is_weak, name_of
+from ..arrays.ranges import holds, is_whole
 from ..arrays.sharding import concrete_sharding, make_sharding, show_sharding
 from ..errors import TreeMismatch, leaf_at
 from ..format.grid import Shape
@@ -18,11 +19,10 @@ from ..format.limits import shown
 from ..format.record import ItemRecord, LeafRecord
 from ..format.static_data import are_alike, show_static_data
 from ..format.tree import VALUE_TYPES, FlatTree, describe, is_key, type_name
-from .ranges import holds
 
 LISTED = 5  # leaves that a message names
 
-_PYTHON_KINDS = {"b": bool, "i": int, "u": int, "c": complex}
+_PYTHON_KINDS = {"b": bool, "c": complex}
 
 
 class _Saved:
@@ -313,11 +313,9 @@ def _match_value(leaf: LeafRecord, like: Any) -> LeafRequest:
     if leaf.grid is None:
         fits = leaf.kind == kind.__name__
     else:
-        fits = (
-            leaf.shape == ()
-            and leaf.kind != "key"
-            and _PYTHON_KINDS.get(leaf.numpy_dtype.kind, float) is kind
-        )
+        dtype = leaf.numpy_dtype
+        saved = _PYTHON_KINDS.get(dtype.kind, int if is_whole(dtype) else float)
+        fits = leaf.shape == () and leaf.kind != "key" and saved is kind
     if not fits:
         refuse(leaf, f"a Python {kind.__name__}")
     return LeafRequest(leaf, "value")

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, PartitionSpec, Sharding
 
 from ..arrays.dtypes import HostArray, as_weak
 from ..arrays.jax_settings import own_settings
+from ..arrays.ranges import array_of, converted_leaf
 from ..errors import TreeMismatch, leaf_at
 from ..format.json_state import Json, is_iterator
 from ..format.leaf_types import decode_leaf_types, encode_leaf_types, leaf_makers
@@ -42,7 +43,6 @@ from .match import (
     request_as_saved,
 )
 from .per_process import PerProcessSelection, leaves_of_process, read_process
-from .ranges import array_of, converted_leaf
 from .reader import ArrayReader, ReadRequest, foresee
 from .sharing import RestorePeers
 from .surgery_rules import Rules
@@ -100,7 +100,8 @@ class RestoreOptions:
     `restore_checkpoint`. `read` is "each", "once" or "auto" (see `CheckpointManager.restore`);
     every process calls it alike. With `peers` the processes of these pass on what they read;
     without them each process reads what it needs. `memory` says what this process may take of its
-    host's memory. `before_reading` is called with what a tree needs of that memory, and may raise.
+    host's memory. `before_reading` is called with what a tree needs of that memory, and
+    `before_giving` before iterators get their states; both may raise.
     `per_process` says whose copies of leaves that were kept per process come back (None: those of
     all, along a first axis).
     """
@@ -116,6 +117,7 @@ class RestoreOptions:
     per_process: PerProcessSelection | None = None
     memory: MemoryBudget = WHOLE_BUDGET
     before_reading: Callable[[MemoryNeed], None] = check_alone
+    before_giving: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         if self.read not in ("each", "once", "auto"):

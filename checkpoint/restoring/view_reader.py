@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..arrays.dtypes import HostArray
+from ..arrays.ranges import OutOfRange
 from ..format.record import LeafRecord
 from .array_views import SavedArray, View
 from .devices import Region, slices_in
-from .ranges import OutOfRange
 from .reader import Allocate, ArrayReader, ReadRequest, foresee
 
 BATCH_BYTES = 16 << 20  # that are read together

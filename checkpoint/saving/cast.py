@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..arrays.jax_settings import cast_array
+from ..arrays.ranges import OutOfRange, converted
 from ..errors import leaf_at
+from ..format.limits import shown
 from ..format.tree import FlatTree
 
 SaveDtype: TypeAlias = Any | Callable[[str], Any] | None
@@ -21,11 +23,17 @@ def cast_tree(tree: FlatTree, dtype: SaveDtype) -> FlatTree:
 
     For None an array stays as it is; all else stays too. Arrays of jax are cast on their devices,
     where the copies take room until the snapshot is taken, whatever mesh is set and whatever jax is
-    to find mistakes by. Raises ValueError for a dtype that is none of floating point.
+    to find mistakes by; what the dtype cannot hold is inf or nan there. Raises ValueError for a
+    dtype that is none of floating point, or that cannot hold a number of an array of numpy's.
     """
     if dtype is None:
         return tree
     chosen = (lambda path: dtype) if isinstance(dtype, type | np.dtype | str) else dtype
+    if not callable(chosen):
+        raise TypeError(
+            f"save: dtype={shown(dtype)}: expected a floating-point dtype, as jnp.bfloat16, or a"
+            " function that says one of a leaf's path"
+        )
     return tree.with_leaves(
         [_cast(leaf, path, chosen) for leaf, path in zip(tree.leaves, tree.paths, strict=True)]
     )
@@ -48,7 +56,12 @@ def _cast(leaf: Any, path: str, chosen: Callable[[str], Any]) -> Any:
         )
     if leaf.dtype == dtype or _is_refused(leaf):
         return leaf
-    return cast_array(leaf, dtype)
+    if isinstance(leaf, jax.Array):
+        return cast_array(leaf, dtype)
+    try:
+        return converted(leaf, dtype)
+    except OutOfRange as error:
+        raise ValueError(f"save: dtype={wanted!r} for {leaf_at(path)}: {error}") from None
 
 
 def _is_refused(leaf: Any) -> bool:

@@ -24,6 +24,7 @@ from ..format.json_state import Json, is_tree, state_of
 from ..format.leaf_types import encode_leaf_types
 from ..format.limits import (
     check_item_name,
+    check_items,
     check_metrics,
     check_step,
     copy_json,
@@ -84,7 +85,7 @@ class SaveOrder:
         """Returns the items by name. Raises ValueError unless state or items are given."""
         if (self.state is None) == (self.items is None):
             raise ValueError("save: give either a state or items")
-        return {"state": self.state} if self.items is None else self.items
+        return {"state": self.state} if self.items is None else check_items("save", self.items)
 
     def arrays(self) -> list[jax.Array]:
         """Returns the arrays of jax that are to be saved; none where a tree cannot be flattened."""

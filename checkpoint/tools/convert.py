@@ -128,6 +128,9 @@ def convert(  # noqa: PLR0913
     held whole. `claims` are the target's, made if None. Raises StepExists, UnsupportedLeaf for what
     the layout cannot hold, Corrupt, the store's OSErrors. What was begun is removed.
     """
+    for name, bound in (("shards", shards), ("shard_bytes", shard_bytes)):
+        if bound is not None and (not isinstance(bound, int) or bound < 1):
+            raise ValueError(f"convert: {name}={bound!r}: expected a whole number above 0")
     wanted = _wanted(checkpoint, items)
     chosen = trees_of(checkpoint, wanted)
     if process is not None:

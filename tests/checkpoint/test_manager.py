@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -363,6 +364,42 @@ def test_what_reads_files_returns_anything(tmp_path: Path) -> None:
             wanted = {"a": None, "tok": Files(read=lambda folder, value=value: value)}  # type: ignore[misc]
             assert manager.restore(items=wanted)["tok"] is value
         assert manager.statistics()["restore_bytes"] == 2 * 24
+
+
+class _Loader:
+    """An iterator whose state is its position."""
+
+    def __init__(self, at: Any) -> None:
+        self.at = at
+
+    def get_state(self) -> Any:
+        return self.at
+
+    def set_state(self, state: Any) -> None:
+        self.at = state
+
+
+def test_a_restore_that_fails_moves_no_iterator(tmp_path: Path) -> None:
+    """Whichever item is first: a `like` that does not fit, an item that is not there, another
+    state that does not read.
+    """
+    with CheckpointManager(tmp_path) as manager:
+        items = {"data": _Loader(7), "eval": _Loader(np.int32(8)), "state": tree(1)}
+        manager.save(1, items=items).wait()
+        data = _Loader(0)
+        others: list[dict[str, Any]] = [{"state": {"no": np.ones(1)}}, {"none": None}]
+        for other in others:
+            for wanted in ({"data": data} | other, other | {"data": data}):
+                with pytest.raises(CheckpointError):
+                    manager.restore(items=wanted)
+                with pytest.raises(CheckpointError):
+                    load(tmp_path, items=wanted)
+        with pytest.raises(TreeMismatch, match="chooses no leaf"):
+            manager.restore(items={"data": data, "state": None}, partial=lambda path: False)
+        assert data.at == 0
+        found = manager.restore(items={"data": data, "eval": _Loader(0), "state": tree(0)})
+        assert found["data"] is data and data.at == 7 and found["eval"].at == 8
+        assert equal(found["state"], 1)
 
 
 def test_the_like_of_a_json_item_is_json(tmp_path: Path) -> None:

@@ -58,6 +58,18 @@ MISTAKES: dict[str, tuple[Callable[[CheckpointManager], object], type[Exception]
         "restore: expected a step first, found a dict; to restore what is like a tree, write"
         " restore(like=tree)",
     ),
+    "a list of items": (
+        lambda manager: manager.save(9, items=["state"]),  # type: ignore[arg-type]
+        TypeError,
+        "save: items=['state']: expected a dict of items by their names, as in"
+        " items={'state': ...}",
+    ),
+    "dtypes in a dict": (
+        lambda manager: manager.save(9, _params(), dtype={"params.w": "bfloat16"}),
+        TypeError,
+        "save: dtype={'params.w': 'bfloat16'}: expected a floating-point dtype, as jnp.bfloat16, or"
+        " a function that says one of a leaf's path",
+    ),
     "another shape": (
         lambda manager: manager.restore(like=_params(shape=(4, 5))),
         TreeMismatch,
@@ -314,6 +326,18 @@ for name, call in {
         TypeError,
         "group: expected a holdfast.multihost.Group such as default_group(), found 3; leave it out"
         " for all processes of the job",
+    )
+
+for name, call in {
+    "restore": lambda: load("/x", items=["state"]),  # type: ignore[arg-type]
+    "save": lambda: save("/x", items=["state"]),  # type: ignore[arg-type]
+    "save_async": lambda: save_async("/x", items=["state"]),
+}.items():
+    SETTINGS[f"a list as the items of {name}"] = (
+        call,
+        TypeError,
+        f"{name}: items=['state']: expected a dict of items by their names, as in"
+        " items={'state': ...}",
     )
 
 

@@ -35,6 +35,11 @@ from holdfast.checkpoint.options import PROGRESS_S, ProgressMeter, Statistics
         ({"save_timeout_s": 0}, "save_timeout_s must be above 0, found 0"),
         ({"exit_timeout_s": -1.5}, r"exit_timeout_s must be above 0, found -1\.5"),
         ({"claim_age_s": float("nan")}, "claim_age_s must be above 0, found nan"),
+        ({"save_timeout_s": "60"}, "save_timeout_s must be above 0, found '60'"),
+        ({"hang_timeout_s": 0}, "hang_timeout_s must be above 0, found 0"),
+        ({"hang_exit": True}, "hang_exit=True expects hang_timeout_s"),
+        ({"host_memory_bytes": -5}, "host_memory_bytes must be above 0, found -5"),
+        ({"host_memory_bytes": "8G"}, "host_memory_bytes must be above 0, found '8G'"),
     ],
 )
 def test_nonsense_is_refused_by_field(wrong: dict[str, object], message: str) -> None:
@@ -140,6 +145,20 @@ def test_progress_counts_to_the_end(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path, options=Options(progress=heard.append)) as manager:
         manager.save(1, {"w": jnp.zeros(1 << 20)})
     assert heard[-1].step == 1 and heard[-1].done_bytes == heard[-1].total_bytes >= 4 << 20
+
+
+def test_what_progress_raises_fails_no_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged."""
+
+    def broken(progress: Progress) -> None:
+        raise OSError("no bar")
+
+    with CheckpointManager(tmp_path, options=Options(progress=broken)) as manager:
+        manager.save(1, {"w": jnp.zeros(1 << 20)}).wait()
+        assert manager.all_steps() == [1]
+    assert "what was given to progress= failed at step 1: OSError: no bar" in caplog.messages
 
 
 @pytest.mark.parametrize("with_metrics", [False, True])

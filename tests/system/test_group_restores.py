@@ -67,7 +67,7 @@ def test_one_mistake_fails_on_all(of_three: dict[str, list[str]]) -> None:
     on all, fallback or not, and named.
     """
     outputs = of_three["group_restores_mistake_one_process_error"]
-    assert [output.count("caught TreeMismatch") for output in outputs] == [2, 2, 2]
+    assert [output.count("caught TreeMismatch") for output in outputs] == [4, 4, 4]
 
 
 def test_the_agreement_is_one_small_message_each(of_two: dict[str, list[str]]) -> None:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import CheckpointError, Json, UnsupportedLeaf
-from holdfast.checkpoint.format.json_state import decode, encode, give_state, is_iterator, state_of
+from holdfast.checkpoint.format.json_state import State, decode, encode, is_iterator, state_of
 
 LEAVES = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -215,4 +215,4 @@ def test_what_is_an_iterator() -> None:
     )
     saved = state_of("data", loader)
     loader.state = 5
-    assert give_state(loader, saved) is loader and loader.state == 1
+    assert State(decode(saved)).give(loader) is loader and loader.state == 1

@@ -39,7 +39,9 @@ def _files(folder: Path) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("name", ["a/b", "../../evil", "", ".hidden", "a" * 101, "naïve", 3])
+@pytest.mark.parametrize(
+    "name", ["a/b", "../../evil", "", ".hidden", "a" * 101, "naïve", 3, "checkpoint.json"]
+)
 def test_a_name_that_no_reader_takes_is_refused(name: Any, tmp_path: Path) -> None:
     """An item's name is held against the reader's rule before anything is written: the step before
     it is not deleted for it.

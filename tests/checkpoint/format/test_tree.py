@@ -153,6 +153,27 @@ def test_classes_without_a_like(tmp_path: Path) -> None:
     assert found == {"n": Point(1, 2), "d": Pair(3, None)} and type(found["n"]) is Point
 
 
+class _Scaled(NamedTuple):
+    w: Any
+    unit: str
+
+
+jax.tree_util.register_pytree_node(
+    _Scaled,
+    lambda scaled: ((scaled.w,), scaled.unit),
+    lambda unit, children: _Scaled(*children, unit),
+)
+
+
+def test_a_namedtuple_may_have_static_fields(tmp_path: Path) -> None:
+    """Where its class is registered by itself, it has fewer children than fields."""
+    save(tmp_path, {"scaled": _Scaled(np.arange(3), "m")})
+    back = load(tmp_path, {"scaled": _Scaled(np.zeros(3, int), "m")})["scaled"]
+    assert type(back) is _Scaled and back.w.tolist() == [0, 1, 2] and back.unit == "m"
+    node = load(tmp_path)["scaled"]
+    assert isinstance(node, Node) and node.type_name.endswith(":_Scaled")
+
+
 def test_a_namedtuple_may_be_called_by_a_keyword(tmp_path: Path) -> None:
     """Python has no class of that name: without the class it comes back as a `Tuple`."""
     odd = collections.namedtuple("odd", "x")

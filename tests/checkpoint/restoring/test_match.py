@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import SingleDeviceSharding
 
-from holdfast.checkpoint import TreeMismatch
+from holdfast.checkpoint import TreeMismatch, load, save
 from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.format.record import ItemRecord, LeafRecord
 from holdfast.checkpoint.format.tree import FlatTree, describe
@@ -105,6 +106,16 @@ def test_a_misfit_names_leaf_and_both_sides(saved: LeafRecord, like: Any, expect
     with pytest.raises(TreeMismatch, match=expected) as caught:
         match_leaf(saved, like, False)
     assert caught.value.leaf == "a.b"
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int2", "uint2", "int8"])
+def test_a_whole_number_of_any_dtype_is_an_int(dtype: str, tmp_path: Path) -> None:
+    """And no float, whose `like` is a TreeMismatch."""
+    save(tmp_path, {"n": np.array(1, jnp.dtype(dtype))})
+    back = load(tmp_path, {"n": 0})["n"]
+    assert type(back) is int and back == 1
+    with pytest.raises(TreeMismatch, match=rf"a Python float, the checkpoint has {dtype}\[\]"):
+        load(tmp_path, {"n": 0.0})
 
 
 def test_complex_numbers_are_not_cast_to_real_ones() -> None:

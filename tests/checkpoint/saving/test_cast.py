@@ -103,6 +103,22 @@ def test_a_dtype_without_floating_point_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "a" / "checkpoint.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(1e6, "float16"), (-np.inf, "float8_e4m3fn"), (3.4e38, "bfloat16")]
+)
+def test_a_number_that_the_dtype_cannot_hold_is_refused(
+    number: float, dtype: str, tmp_path: Path
+) -> None:
+    """In arrays of numpy, and in its scalars, by the leaf; what is inf or nan already is saved
+    where the dtype has it.
+    """
+    for leaf in (np.array([1, number], np.float32), np.float32(number)):
+        with pytest.raises(ValueError, match=r"save: dtype=.*'a\.w': it holds .* cannot hold"):
+            save(tmp_path, {"a": {"w": leaf}}, dtype=dtype)
+    save(tmp_path, {"w": np.array([np.inf, np.nan, 1e-30], np.float32)}, dtype="float16")
+    assert np.array_equal(load(tmp_path)["w"], np.array([np.inf, np.nan, 0]), equal_nan=True)
+
+
 def test_a_single_save_casts_in_either_layout(tmp_path: Path) -> None:
     """JSON items are no trees; Orbax's layout has the cast arrays too."""
     save(tmp_path / "a", items={"model": state(), "config": Json({"lr": 0.1})}, dtype=for_params)

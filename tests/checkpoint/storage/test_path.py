@@ -72,6 +72,19 @@ def test_a_path_means_a_store(tmp_path: Path) -> None:
         open_storage("http://host/a")
 
 
+def test_a_file_url_is_what_others_write(tmp_path: Path) -> None:
+    """As `Path.as_uri` has it, of this machine: another host, or a relative path, is refused."""
+    folder = tmp_path / os.fsdecode(b"a b#%20\xff")
+    for url in (folder.as_uri(), folder.as_uri().replace("file://", "file://localhost")):
+        assert open_storage(url).root == str(folder)
+    for url in ("file://data/x", "file://./x", "file://~/x"):
+        with pytest.raises(ValueError, match=r"found 'file://.*; expected file:///folder"):
+            open_storage(url)
+    for url in ("file://", "file://localhost"):
+        with pytest.raises(ValueError, match="which is empty"):
+            open_storage(url)
+
+
 def test_every_letter_of_a_url_is_one_of_a_name() -> None:
     """Roots that differ by a `#` or a `%` alone are two, and a folder is the same one whether it
     is named by its own URL or in its parent's store.

@@ -203,6 +203,19 @@ def test_nothing_is_left_of_a_conversion_that_failed(layout: str, tmp_path: Path
     assert not (tmp_path / "b").exists() or os.listdir(tmp_path / "b") == []
 
 
+@pytest.mark.parametrize("name", ["shards", "shard_bytes"])
+@pytest.mark.parametrize("bound", [0, -1, 1.5])
+def test_a_bound_of_files_is_a_whole_number(name: str, bound: float, tmp_path: Path) -> None:
+    """Above 0; nothing is written."""
+    save(tmp_path / "a", {"w": np.ones(4)})
+    target = StorePath.of(tmp_path / "b")
+    with pytest.raises(
+        ValueError, match=rf"convert: {name}={bound}: expected a whole number above"
+    ):
+        convert(open_checkpoint(tmp_path / "a"), target, "safetensors", **{name: bound})
+    assert not (tmp_path / "b").exists()
+
+
 def test_files_are_not_left_out_in_silence(tmp_path: Path) -> None:
     """A folder of files that Orbax's layout cannot hold is refused by name, unless the items to
     take are named.

@@ -9,12 +9,15 @@ from sharded_state import goes
 
 from holdfast.checkpoint import CheckpointError, CheckpointManager, TreeMismatch
 
+given = []
+
 
 class Refusing:
     def get_state(self):
         return {"at": 1}
 
     def set_state(self, state):
+        given.append(state)
         if index == 2:
             raise RuntimeError("no such file in this shard")
 
@@ -28,6 +31,11 @@ with CheckpointManager(root) as manager:
     for fallback in (False, True):
         error = goes(lambda: manager.restore(2, wrong, fallback=fallback), TreeMismatch)
         assert error.process == 1 and error.leaf == "v", (error.process, error.leaf)
+        # Where one process fails no iterator gets its state, on any.
+        both = {"data": Refusing(), "state": wrong}
+        given.clear()
+        error = goes(lambda: manager.restore(2, items=both, fallback=fallback), TreeMismatch)
+        assert error.process == 1 and error.leaf == "v" and not given, (error.process, given)
         kind = RuntimeError if index == 2 else CheckpointError
         error = goes(lambda: manager.restore(2, Refusing(), item="data", fallback=fallback), kind)
         assert "no such file in this shard" in str(error) and (index == 2 or error.process == 2), (

@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..arrays.dtypes import Dtype, HostArray
 from ..errors import TreeMismatch, leaf_at
+from .dtypes import Dtype, HostArray
 
 _SMALL_FLOAT = 4  # bytes: all floats up to here are float32's too
 
@@ -37,7 +37,7 @@ def holds(dtype: Dtype, value: complex) -> bool:
     """Says whether a dtype has a Python number: an int as it is, of a float its range."""
     if isinstance(value, int):
         return _holds_int(dtype, value)
-    if _is_whole(dtype) or (isinstance(value, complex) and dtype.kind != "c"):
+    if is_whole(dtype) or (isinstance(value, complex) and dtype.kind != "c"):
         return False
     return not _misfits(np.asarray(value), dtype).any()
 
@@ -45,7 +45,7 @@ def holds(dtype: Dtype, value: complex) -> bool:
 def _holds_int(dtype: Dtype, value: int) -> bool:
     if dtype.kind == "b":
         return isinstance(value, bool)
-    if _is_whole(dtype):
+    if is_whole(dtype):
         least, most = _bounds(dtype)
         return least <= value <= most
     try:
@@ -57,7 +57,7 @@ def _holds_int(dtype: Dtype, value: int) -> bool:
 
 def array_of(value: Any, dtype: Dtype | None) -> HostArray:
     """Returns a Python number that a dtype holds as an array without axes."""
-    if isinstance(value, int) and dtype is not None and not _is_whole(dtype):
+    if isinstance(value, int) and dtype is not None and not is_whole(dtype):
         value = float(value)  # ml_dtypes takes no large int
     return np.asarray(value, dtype)
 
@@ -94,7 +94,7 @@ def _is_native(dtype: Dtype) -> bool:
     return dtype.isbuiltin == 1
 
 
-def _is_whole(dtype: Dtype) -> bool:
+def is_whole(dtype: Dtype) -> bool:
     return dtype.kind in "biu" or dtype.name.startswith(("int", "uint"))
 
 
@@ -119,16 +119,16 @@ def _fits_by_extremes(array: HostArray, dtype: Dtype) -> bool:
         return True
     if "c" in (source.kind, dtype.kind) or dtype.kind == "b":
         return False
-    if _is_whole(source):
+    if is_whole(source):
         known = _bounds(source)
-        if not _is_whole(dtype):
+        if not is_whole(dtype):
             return _floats_hold(np.array(known, np.float64), dtype)
         least, most = _bounds(dtype)
         if least <= known[0] and known[1] <= most:
             return True
     readable = _readable(array)
     extremes = np.array([readable.min(), readable.max()])
-    if not _is_whole(dtype):
+    if not is_whole(dtype):
         return _floats_hold(extremes, dtype)
     least, most = _bounds(dtype)
     return all(
@@ -142,7 +142,7 @@ def _readable(array: HostArray) -> HostArray:
     dtype = array.dtype
     if _is_native(dtype) and dtype != np.float16:
         return array
-    if _is_whole(dtype):
+    if is_whole(dtype):
         return array.astype(np.int16)
     return array.astype(np.float32 if dtype.itemsize <= _SMALL_FLOAT else np.float64)
 
@@ -170,7 +170,7 @@ def _misfits(array: HostArray, dtype: Dtype) -> HostArray:
     array = _readable(array)
     if dtype.kind == "b":
         return np.asarray((array != 0) & (array != 1))
-    if _is_whole(dtype):
+    if is_whole(dtype):
         return _outside(array, *_bounds(dtype))
     held = _readable(_cast(array, dtype))
     with np.errstate(all="ignore"):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.restoring.ranges import OutOfRange, array_of, converted, holds
+from holdfast.checkpoint.arrays.ranges import OutOfRange, array_of, converted, holds
 from tests.model.values import casting
 from tests.model.values.leaves import STORABLE, filled
 
