@@ -18,7 +18,7 @@ from holdfast.checkpoint.storage.path import absolute, open_storage
 
 from .args import ArrayRestoreArgs, RestoreArgs
 from .handling.items import PLACEHOLDER  # noqa: F401
-from .metadata import ArrayMetadata, ScalarMetadata, StringMetadata
+from .metadata import ScalarMetadata, StringMetadata
 from .refusals import PATHS, check_options, refuse, refusing
 
 # How steps are called, and where snapshots go: of no effect, steps are found by their numbers.
@@ -70,12 +70,13 @@ def construct_restore_args(
             return RestoreArgs(np.ndarray, leaf.dtype)
         if not hasattr(leaf, "shape") or isinstance(leaf, np.generic):
             return RestoreArgs(type(leaf))
-        if isinstance(leaf, ArrayMetadata) and leaf.sharding is None and sharding is None:
+        sharding = sharding or leaf.sharding
+        if sharding is None:
             return RestoreArgs(np.ndarray, leaf.dtype)
         shape = tuple(leaf.shape) if set_global_shape else None
         return ArrayRestoreArgs(
             dtype=leaf.dtype,
-            sharding=sharding or leaf.sharding,
+            sharding=sharding,
             global_shape=shape,
             shape=shape,
             strict=strict,

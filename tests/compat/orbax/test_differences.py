@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import queue
 import shutil
@@ -630,6 +631,53 @@ def test_a_target_without_a_sharding_is_numpy(tmp_path: Path) -> None:
         ]
 
     run_both(program, tmp_path, v1=True)
+
+
+SAVE_ON_TWO = """
+import sys
+import jax
+import jax.numpy as jnp
+import numpy as np
+from holdfast.checkpoint import save
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+tree = {"w": jax.device_put(jnp.arange(16.0), sharding), "n": 3}
+save(sys.argv[1] + "/holdfast/a", items={"default": tree})
+save(sys.argv[1] + "/orbax/a", items={"default": tree}, layout="orbax")
+"""
+
+
+def test_a_sharding_that_does_not_fit_is_asked_for(tmp_path: Path) -> None:
+    """A target without one gets the fallback, and without that too the restore is a ValueError; no
+    array lands on a device that nobody chose.
+    """
+    devices = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    command = [sys.executable, "-c", SAVE_ON_TWO, str(tmp_path)]
+    subprocess.run(command, env=os.environ | devices, check=True)
+
+    def program(ocp: Any, root: Path) -> Any:
+        v1 = real_v1 if ocp is real else ours_v1
+        like = {"w": jax.ShapeDtypeStruct((16,), np.float32), "n": 0}
+        fallback = _on_a_mesh()
+        restore = functools.partial(
+            ocp.Checkpointer(ocp.StandardCheckpointHandler()).restore, root / "a" / "default"
+        )
+        calls = [
+            lambda: restore(args=ocp.args.StandardRestore(like, fallback_sharding=fallback)),
+            lambda: restore(args=ocp.args.StandardRestore(None, fallback_sharding=fallback)),
+            lambda: restore(args=ocp.args.StandardRestore(like)),
+            lambda: ocp.PyTreeCheckpointer().restore(root / "a" / "default", item=like),
+            lambda: v1.load(root / "a", like, checkpointable_name="default"),
+            lambda: ocp.PyTreeCheckpointer().restore(
+                root / "a" / "default",
+                restore_args=ocp.checkpoint_utils.construct_restore_args(like),
+            ),
+        ]
+        return [outcome(call) for call in calls]
+
+    expected = program(real, tmp_path / "orbax")
+    assert [*map(type, expected)] == [dict, dict, str, str, str, dict], expected
+    assert_equal(program(ours, tmp_path / "holdfast"), expected)
 
 
 def _described(sharding: Any) -> Any:
