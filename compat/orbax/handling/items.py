@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -24,10 +25,13 @@ from holdfast.checkpoint import (
     TreeMismatch,
     UnsupportedLeaf,
 )
+from holdfast.checkpoint.agreement.exchange import ask_primary
 from holdfast.checkpoint.arrays.jax_settings import own_settings
 from holdfast.checkpoint.arrays.sharding import concrete_sharding
+from holdfast.checkpoint.format.limits import encode_json
 from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct, listed
+from holdfast.multihost import coordination_timeout, default_group
 
 from ..metadata import (
     ArrayMetadata,
@@ -37,6 +41,7 @@ from ..metadata import (
     item_metadata_of,
     leaf_metadata,
     to_shape_dtype_struct,
+    with_text_keys,
 )
 from ..own_handlers import to_path
 from ..refusals import PAGE, not_covered
@@ -82,7 +87,7 @@ def cancel(handle: SaveHandle) -> bool:
 def to_save(call: str, args: Any) -> Any:
     """Returns an item for `save(items=...)`, of the arguments of a handler of Orbax's."""
     if isinstance(args, args_lib.JsonSave):
-        return Json(args.item)
+        return json_of_primary(args.item)
     if args is None:
         raise ValueError(f"{call}: an item has None for its args; expected StandardSave(tree), ...")
     if not isinstance(args, args_lib.TREE_SAVES):
@@ -107,6 +112,18 @@ def to_save(call: str, args: Any) -> Any:
             " None, for each of the item's"
         )
     return flat.with_leaves([*map(args_lib.cast, flat.leaves, map(casts.get, flat.paths))]).tree()
+
+
+def json_of_primary(value: Any) -> Json:
+    """Returns the primary's value, as Orbax saves it whatever the others have. Every process calls
+    it; blocks.
+    """
+
+    def encoded() -> str:
+        return encode_json(with_text_keys(value), "the JSON").decode()
+
+    name = "holdfast.compat.orbax/json"
+    return Json(json.loads(ask_primary(default_group(), name, encoded, coordination_timeout())))
 
 
 def _unknown(call: str, args: Any) -> ValueError:

@@ -12,6 +12,7 @@ from holdfast.checkpoint import StepNotFound
 from ..checkpoint_manager import CheckpointManager
 from ..handling.items import StepAlreadyExistsError as StepIsThereError
 from ..handling.items import orbax_errors
+from ..metadata import with_text_keys
 from ..options import CheckpointManagerOptions
 from ..refusals import refuse
 from . import checkpoints as checkpoints_lib
@@ -159,7 +160,7 @@ class Checkpointer:
                     step,
                     checkpoints_lib.to_items(checkpointables, self._context),
                     metrics,
-                    custom_metadata,
+                    with_text_keys(custom_metadata),
                     overwrite=overwrite,
                 )
         except StepIsThereError as error:  # another manager has saved it

@@ -28,6 +28,7 @@ from holdfast.multihost import is_primary_host, sync_global_processes
 
 from ..handling.items import SavedItem, orbax_errors
 from ..handling.registry import NoEntryError
+from ..metadata import with_text_keys
 from ..refusals import PAGE, not_covered
 from .checkpointables import checkpointable_to_load, checkpointable_to_save
 from .errors import InvalidLayoutError
@@ -99,7 +100,7 @@ def save_checkpointables_async(
             path,
             items=to_items(checkpointables),
             overwrite=overwrite,
-            metadata=custom_metadata,
+            metadata=with_text_keys(custom_metadata),
             timeout_s=current().timeout_s,
         )
     return AsyncResponse.of(handle, None)

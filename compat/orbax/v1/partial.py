@@ -22,6 +22,7 @@ from holdfast.checkpoint.tools.merge import merge_checkpoints
 from holdfast.multihost import is_primary_host, sync_global_processes
 
 from ..handling.items import orbax_errors
+from ..metadata import with_text_keys
 from ..refusals import not_covered
 from .checkpoints import STATE, to_items
 from .options import current
@@ -79,7 +80,7 @@ class _Session:
             self.handle = native_save_async(
                 folder, items=to_items({STATE: state}), timeout_s=current().timeout_s
             )
-        self.metadata |= metadata or {}
+        self.metadata |= with_text_keys(metadata or {})
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Blocks until the last part is durable; raises its error."""

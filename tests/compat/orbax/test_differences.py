@@ -984,3 +984,19 @@ def test_what_guides_and_old_programs_use(tmp_path: Path) -> None:
         ]
 
     run_both(program, tmp_path)
+
+
+def test_json_has_keys_of_text(tmp_path: Path) -> None:
+    """Keys that json.dumps writes as text are text here too, of JSON items and of metadata."""
+    value = {1: "int", 2.5: "float", None: ["none", {True: "bool"}]}
+
+    def program(ocp: Any, root: Path) -> Any:
+        v1 = real_v1 if ocp is real else ours_v1
+        v1.save(root / "v1", TREE, custom_metadata={"a": value})
+        with ocp.CheckpointManager(root / "v0") as manager:
+            manager.save(1, args=ocp.args.JsonSave(value), custom_metadata={"a": value})
+            manager.wait_until_finished()
+            about = [manager.metadata(1).custom_metadata, v1.metadata(root / "v1").custom_metadata]
+            return manager.restore(1, args=ocp.args.JsonRestore()), about
+
+    run_both(program, tmp_path)
