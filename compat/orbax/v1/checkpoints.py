@@ -26,6 +26,7 @@ from holdfast.checkpoint.layouts.detect import find_checkpoint
 from holdfast.checkpoint.storage.path import absolute, open_storage
 from holdfast.multihost import is_primary_host, sync_global_processes
 
+from ..checkpointers import files_to_replace
 from ..handling.items import SavedItem, orbax_errors
 from ..handling.registry import NoEntryError
 from ..metadata import with_text_keys
@@ -95,6 +96,7 @@ def save_checkpointables_async(
 
     Raises ValueError where one is there, KeyError for what is no tree and has no handler.
     """
+    replaced = files_to_replace(path, overwrite)
     with handled(checkpointables), orbax_errors():
         handle = native_save_async(
             path,
@@ -103,6 +105,9 @@ def save_checkpointables_async(
             metadata=with_text_keys(custom_metadata),
             timeout_s=current().timeout_s,
         )
+    if replaced:
+        folder = absolute(path)
+        handle.on_commit(lambda _: open_storage(folder).delete(replaced))
     return AsyncResponse.of(handle, None)
 
 

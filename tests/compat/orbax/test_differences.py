@@ -1000,3 +1000,26 @@ def test_json_has_keys_of_text(tmp_path: Path) -> None:
             return manager.restore(1, args=ocp.args.JsonRestore()), about
 
     run_both(program, tmp_path)
+
+
+def test_orbax_reads_no_old_values(tmp_path: Path) -> None:
+    """Where a checkpoint of Orbax's is overwritten, its files are deleted: Orbax finds nothing
+    there, where it found the old values.
+    """
+    real_v1.save(tmp_path / "v1", TREE)
+    with real.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "v0", TREE)
+        checkpointer.save(tmp_path / "sync", TREE)
+    ours_v1.save(tmp_path / "v1", {"w": jnp.ones(2)}, overwrite=True)
+    with ours.StandardCheckpointer() as checkpointer:
+        with pytest.raises(ValueError, match="holds a checkpoint already"):
+            checkpointer.save(tmp_path / "v0", {"w": jnp.ones(2)})
+        checkpointer.save(tmp_path / "v0", {"w": jnp.ones(2)}, force=True)
+    ours.PyTreeCheckpointer().save(tmp_path / "sync", {"w": jnp.ones(2)}, force=True)
+    for name in ("v1", "v0", "sync"):
+        names = [path.name for path in (tmp_path / name).rglob("*")]
+        assert not {"_METADATA", "_CHECKPOINT_METADATA", "d", "manifest.ocdbt"} & {*names}, names
+        item = "state" if name == "v1" else "default"
+        assert load(tmp_path / name, item=item)["w"].tolist() == [1, 1]
+    with pytest.raises(ValueError, match="v1"):
+        real_v1.load(tmp_path / "v1")
