@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import logging
+import operator
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -247,6 +248,7 @@ class CheckpointManager(AbstractCheckpointManager):
 
     def metrics(self, step: int) -> dict[str, float] | None:
         """Returns the metrics of a step, None where it has none, or is not there."""
+        step = operator.index(step)
         if step in self._begun:
             return self._begun[step] or None
         with contextlib.suppress(StepNotFound):
@@ -262,6 +264,7 @@ class CheckpointManager(AbstractCheckpointManager):
         """Deletes a step of holdfast's; a manager that only reads does nothing."""
         if self._options.read_only:
             return
+        step = operator.index(step)
         self._refuse_full_path()
         with orbax_errors():
             if not self._at_primary("aside", lambda: self._trash.put_aside(step)):
@@ -334,6 +337,7 @@ class CheckpointManager(AbstractCheckpointManager):
         overwrite: bool = False,
     ) -> SaveHandle:
         """Starts to save items of holdfast's, with all their metrics, whatever the policy says."""
+        step = operator.index(step)
         numbers = self._numbers(metrics)
         begun = {step: numbers or {}}
         self._times[step] = datetime.now(UTC)
@@ -495,6 +499,8 @@ class CheckpointManager(AbstractCheckpointManager):
 
     def item_metadata(self, step: int) -> Any:
         """Returns what is known of the items: of the only one, or a Composite."""
+        if step is None:
+            raise ValueError(f"{CALL}.item_metadata: expected a step, found None; a root has none")
         with orbax_errors():
             return self._item_metadata(self.native.structure(step))
 

@@ -1023,3 +1023,24 @@ def test_orbax_reads_no_old_values(tmp_path: Path) -> None:
         assert load(tmp_path / name, item=item)["w"].tolist() == [1, 1]
     with pytest.raises(ValueError, match="v1"):
         real_v1.load(tmp_path / "v1")
+
+
+def test_a_step_is_an_array(tmp_path: Path) -> None:
+    """As a train state has it: saved, asked about, and deleted; a root has no item_metadata."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        v1 = real_v1 if ocp is real else ours_v1
+        step = jnp.int32(3)
+        with v1.training.Checkpointer(root / "v1") as checkpointer:
+            checkpointer.save(step, TREE)
+            steps = [about.step for about in checkpointer.checkpoints]
+        options = ocp.CheckpointManagerOptions(best_fn=lambda metrics: metrics["a"])
+        with ocp.CheckpointManager(root / "v0", options=options) as manager:
+            saved = manager.save(step, args=ocp.args.StandardSave(TREE), metrics={"a": 1.0})
+            manager.wait_until_finished()
+            found = [*manager.all_steps(), manager.metrics(step), *manager.item_metadata(step)]
+            without_step = outcome(lambda: manager.item_metadata(None))
+            manager.delete(step)
+            return steps, saved, found, without_step, list(manager.all_steps())
+
+    run_both(program, tmp_path)
