@@ -106,6 +106,11 @@ class CheckpointManager(AbstractCheckpointManager):
         self._directory = directory
         handlers = checkpointers if checkpointers is not None else item_handlers
         each = handlers if isinstance(handlers, Mapping) else {DEFAULT_ITEM: handlers}
+        own = [given for given in each.values() if isinstance(given, Checkpointer)]
+        waits = own and not any(isinstance(given, AsyncCheckpointer) for given in own)
+        self._in_background = self._options.enable_async_checkpointing and not waits
+        usual_s = (self._options.async_options or AsyncOptions()).timeout_secs
+        self._timeout_s = max(float(usual_s), *(given.timeout_s for given in own), 0.0)
         # A checkpointer has a handler.
         self._handlers = {name: getattr(given, "handler", given) for name, given in each.items()}
         if handler_registry is not None:
@@ -147,7 +152,6 @@ class CheckpointManager(AbstractCheckpointManager):
         if not self._options.read_only and is_primary_host(0):
             _left_open.add(self._directory)
         mode = self._options.file_options.path_permission_mode
-        timeout_s = float((self._options.async_options or AsyncOptions()).timeout_secs)
         return NativeManager(
             self._directory,
             save_policy=asking(
@@ -158,7 +162,7 @@ class CheckpointManager(AbstractCheckpointManager):
             ),
             keep_policy=AskToKeep(self._options.keep_policy(), self._trash.put_aside),
             options=Options(
-                save_timeout_s=timeout_s,
+                save_timeout_s=self._timeout_s,
                 read_only=self._options.read_only,
                 step_format=self._step_format(),
                 file_mode=None if mode is None else mode & 0o666,
@@ -351,7 +355,7 @@ class CheckpointManager(AbstractCheckpointManager):
                     force=True,
                     overwrite=overwrite,
                 )
-                if not self._options.enable_async_checkpointing:
+                if not self._in_background:
                     self.native.wait_until_finished()
             except CheckpointError as error:
                 if error.step not in (None, step):

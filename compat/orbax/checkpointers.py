@@ -48,7 +48,7 @@ class Checkpointer(AbstractCheckpointer):
         standard.check_handler(type(self).__name__, handler)
         self._handler = handler
         usual_s = (async_options or AsyncOptions()).timeout_secs
-        self._timeout_s = float(usual_s if timeout_secs is None else timeout_secs)
+        self.timeout_s = float(usual_s if timeout_secs is None else timeout_secs)
 
     @property
     def handler(self) -> Any:
@@ -78,7 +78,7 @@ class Checkpointer(AbstractCheckpointer):
         self, directory: str | os.PathLike[str], items: Mapping[str, Any], **options: Any
     ) -> None:
         replaced = files_to_replace(directory, options["overwrite"])
-        save(directory, items=items, timeout_s=self._timeout_s, **options)
+        save(directory, items=items, timeout_s=self.timeout_s, **options)
         _mark(directory, replaced)
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
@@ -149,7 +149,7 @@ class AsyncCheckpointer(Checkpointer):
         self.wait_until_finished()
         directory = absolute(directory)
         replaced = files_to_replace(directory, options["overwrite"])
-        handle = save_async(directory, items=items, timeout_s=self._timeout_s, **options)
+        handle = save_async(directory, items=items, timeout_s=self.timeout_s, **options)
         # Not by `wait_until_finished`, which a program that ends may not call.
         handle.on_commit(lambda _: _mark(directory, replaced))
         self._in_flight = handle

@@ -1044,3 +1044,21 @@ def test_a_step_is_an_array(tmp_path: Path) -> None:
             return steps, saved, found, without_step, list(manager.all_steps())
 
     run_both(program, tmp_path)
+
+
+def test_checkpointers_say_whether_a_save_waits(tmp_path: Path) -> None:
+    """A manager whose checkpointers are all synchronous saves so; the longest time of theirs and of
+    the options' bounds a save.
+    """
+
+    def program(ocp: Any, root: Path) -> Any:
+        with ocp.CheckpointManager(root, ocp.PyTreeCheckpointer()) as manager:
+            manager.save(1, {"w": np.zeros(1 << 20)})
+            return manager.is_saving_in_progress(), list(manager.all_steps(read=True))
+
+    run_both(program, tmp_path)
+    handler = ours.PyTreeCheckpointHandler()
+    background = ours.AsyncCheckpointer(handler, timeout_secs=7200)
+    checkpointers = {"a": ours.PyTreeCheckpointer(), "b": background}
+    with ours.CheckpointManager(tmp_path / "both", checkpointers) as manager:
+        assert manager.native._options.save_timeout_s == 7200.0
