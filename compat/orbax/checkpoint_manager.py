@@ -126,6 +126,8 @@ class CheckpointManager(AbstractCheckpointManager):
         # The step that was begun last, with its metrics: it may not be there yet.
         self._begun: dict[int, dict[str, float]] = {}
         self._times: dict[int, datetime] = {}  # when steps began: each decision may ask
+        # Metrics that `prevent_write_metrics` keeps here alone, by step.
+        self._unwritten: dict[int, dict[str, float]] = {}
         self._handle: SaveHandle | None = None
         if not keeps_all(self._options.keep_policy()):
             self._refuse_full_path()
@@ -160,7 +162,9 @@ class CheckpointManager(AbstractCheckpointManager):
                 self.is_saving_in_progress,
                 self._options.multiprocessing_options,
             ),
-            keep_policy=AskToKeep(self._options.keep_policy(), self._trash.put_aside),
+            keep_policy=AskToKeep(
+                self._options.keep_policy(), self._trash.put_aside, self._unwritten
+            ),
             options=Options(
                 save_timeout_s=self._timeout_s,
                 read_only=self._options.read_only,
@@ -235,7 +239,7 @@ class CheckpointManager(AbstractCheckpointManager):
         sign = -1 if self._options.best_mode == "min" else 1
         scored = []
         for step in self.all_steps():
-            if each := self.metrics(step):
+            if each := self._unwritten.get(step) or self.metrics(step):
                 scored.append((sign * best_fn(each), step))
         return max(scored)[1] if scored else None
 
@@ -317,7 +321,9 @@ class CheckpointManager(AbstractCheckpointManager):
         }
         custom_metadata = with_item_metadata(custom_metadata, given)
         self._known |= to_save.keys()
-        if not self._keeps_metrics():
+        if self._options.prevent_write_metrics:
+            self._unwritten[operator.index(step)] = self._numbers(metrics) or {}
+        if self._options.prevent_write_metrics or not self._asks_for_metrics():
             metrics = None
         self.save_items(step, to_save, metrics, custom_metadata)
         return True
@@ -325,11 +331,10 @@ class CheckpointManager(AbstractCheckpointManager):
     def _handler_of(self, name: str, args: Any) -> Any:
         return handler_in(self._registry, name, args) or self._handlers.get(name)
 
-    def _keeps_metrics(self) -> bool:
-        """Says whether metrics are saved: where `best_fn` or a policy will ask for them."""
+    def _asks_for_metrics(self) -> bool:
+        """Says whether `best_fn` or a policy will ask for metrics."""
         options = self._options
-        is_asked = options.best_fn is not None or asks_for_metrics(options.keep_policy())
-        return is_asked and not options.prevent_write_metrics
+        return options.best_fn is not None or asks_for_metrics(options.keep_policy())
 
     def save_items(
         self,

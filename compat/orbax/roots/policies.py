@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -388,17 +388,20 @@ class AskToKeep:
     """A keep policy of holdfast's that asks one of Orbax's.
 
     The newest step stays whatever the policy answers. `put_aside(step)` is called before a step is
-    let go, and says whether it may be.
+    let go, and says whether it may be. `unwritten` has metrics that no step holds.
     """
 
     policy: Any
     put_aside: Callable[[int], bool] = lambda step: True
+    unwritten: Mapping[int, Any] = field(default_factory=dict)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the steps that stay."""
         times = [datetime.fromtimestamp(facts.started_s or 0.0, UTC) for facts in steps]
         infos = [
-            PolicyCheckpointInfo(facts.step, dict(facts.metrics) or None, time)
+            PolicyCheckpointInfo(
+                facts.step, dict(facts.metrics) or self.unwritten.get(facts.step) or None, time
+            )
             for facts, time in zip(steps, times, strict=True)
         ]
         flags = self.policy.should_preserve(infos, context=PreservationContext())

@@ -1062,3 +1062,21 @@ def test_checkpointers_say_whether_a_save_waits(tmp_path: Path) -> None:
     checkpointers = {"a": ours.PyTreeCheckpointer(), "b": background}
     with ours.CheckpointManager(tmp_path / "both", checkpointers) as manager:
         assert manager.native._options.save_timeout_s == 7200.0
+
+
+def test_metrics_that_are_not_written_choose_the_best(tmp_path: Path) -> None:
+    """With `prevent_write_metrics` a manager knows those of its own saves, and another none."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        options = ocp.CheckpointManagerOptions(
+            best_fn=lambda metrics: metrics["a"], max_to_keep=2, prevent_write_metrics=True
+        )
+        with ocp.CheckpointManager(root, options=options) as manager:
+            for step, value in enumerate((3.0, 1.0, 2.0, 4.0)):
+                manager.save(step, args=ocp.args.StandardSave(TREE), metrics={"a": value})
+                manager.wait_until_finished()
+            found = list(manager.all_steps()), manager.best_step()
+        with ocp.CheckpointManager(root, options=options) as manager:
+            return *found, manager.best_step()
+
+    assert run_both(program, tmp_path) == ([0, 3], 3, None)
