@@ -41,7 +41,7 @@ MOST_TOKENS = {
     "multihost": 48.5,
     "checkpoint": 197.7,
     "launch": 53.5,
-    "compat": 36.6,
+    "compat": 36.9,
     "web": 8.9,
     "cli": 21.6,
 }

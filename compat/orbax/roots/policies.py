@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import jax
 
 from holdfast.checkpoint import AnyOf, PolicyContext, StepFacts
 from holdfast.checkpoint.policy import SavePolicy
@@ -351,6 +354,13 @@ def asking(policy: Any, *given: Any) -> SavePolicy:
     return AskToSave(policy, *given)
 
 
+def _uses_clock(policy: Any) -> bool:
+    """Says whether a policy asks a clock, or one that it holds, as a program's own may."""
+    held = jax.tree.leaves(getattr(policy, "__dict__", {}))
+    inner = [each for each in held if hasattr(each, "should_save") and not hasattr(each, "save")]
+    return getattr(policy, "uses_clock", False) or any(map(_uses_clock, inner))
+
+
 @dataclass
 class AskToSave:
     """A save policy of holdfast's that asks one of Orbax's.
@@ -364,10 +374,10 @@ class AskToSave:
     saving: Callable[[], bool]
     processes: Any
 
-    @property
+    @functools.cached_property
     def uses_clock(self) -> bool:
         """Whether a clock is part of the answer."""
-        return bool(getattr(self.policy, "uses_clock", False))
+        return _uses_clock(self.policy)
 
     def wants(self, context: PolicyContext) -> str:
         """Returns the policy's name where it wants the step."""
