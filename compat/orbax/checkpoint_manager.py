@@ -275,6 +275,8 @@ class CheckpointManager(AbstractCheckpointManager):
         step = operator.index(step)
         self._refuse_full_path()
         with orbax_errors():
+            if step in self._in_flight():
+                self.native.wait_until_finished()
             if not self._at_primary("aside", lambda: self._trash.put_aside(step)):
                 raise OSError(f"step {step} could not be put into {self._options.todelete_subdir}")
             self.native.delete(step)
