@@ -1080,3 +1080,26 @@ def test_metrics_that_are_not_written_choose_the_best(tmp_path: Path) -> None:
             return *found, manager.best_step()
 
     assert run_both(program, tmp_path) == ([0, 3], 3, None)
+
+
+def test_single_folders_of_each_kind_are_read(tmp_path: Path) -> None:
+    """A folder that a checkpointer of Orbax's has filled with JSON, or a random key."""
+    key = jax.random.key(3)
+    state = np.random.RandomState(3).get_state()
+    kinds = {
+        "JsonCheckpointHandler": (real.args.JsonSave({"a": 1}), "JsonRestore"),
+        "JaxRandomKeyCheckpointHandler": (real.args.JaxRandomKeySave(key), "JaxRandomKeyRestore"),
+        "NumpyRandomKeyCheckpointHandler": (
+            real.args.NumpyRandomKeySave(state),
+            "NumpyRandomKeyRestore",
+        ),
+    }
+    for name, (args, restore) in kinds.items():
+        real.Checkpointer(getattr(real, name)()).save(tmp_path / name, args=args)
+        found, expected = (
+            ocp.Checkpointer(getattr(ocp, name)()).restore(
+                tmp_path / name, args=getattr(ocp.args, restore)()
+            )
+            for ocp in (ours, real)
+        )
+        assert_equal(found, expected)
