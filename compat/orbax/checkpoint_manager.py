@@ -323,11 +323,16 @@ class CheckpointManager(AbstractCheckpointManager):
         }
         custom_metadata = with_item_metadata(custom_metadata, given)
         self._known |= to_save.keys()
+        given_metrics = metrics
         if self._options.prevent_write_metrics:
             self._unwritten[operator.index(step)] = self._numbers(metrics) or {}
         if self._options.prevent_write_metrics or not self._asks_for_metrics():
             metrics = None
         self.save_items(step, to_save, metrics, custom_metadata)
+        most = self._options.max_to_keep
+        asked = self._options.best_fn
+        if asked and given_metrics and most is not None and len(self.steps_to_decide_by()) > most:
+            asked(given_metrics)  # raises here, as with Orbax: the policy asks in the background
         return True
 
     def _handler_of(self, name: str, args: Any) -> Any:

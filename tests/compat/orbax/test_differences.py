@@ -1103,3 +1103,27 @@ def test_single_folders_of_each_kind_are_read(tmp_path: Path) -> None:
             for ocp in (ours, real)
         )
         assert_equal(found, expected)
+
+
+def test_options_and_functions_that_are_wrong(tmp_path: Path) -> None:
+    """Options that exclude each other, and a `best_fn` that raises: it is heard from `save`."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        policy = ocp.checkpoint_managers.LatestN(2)
+        both = ocp.CheckpointManagerOptions(max_to_keep=2, preservation_policy=policy)
+        kept = outcome(lambda: ocp.CheckpointManager(root / "kept", options=both))
+        gone = outcome(
+            lambda: ocp.CheckpointManagerOptions(todelete_subdir="a", todelete_full_path="b")
+        )
+        options = ocp.CheckpointManagerOptions(best_fn=lambda each: each["b"], max_to_keep=1)
+        manager = ocp.CheckpointManager(root / "best", options=options)
+        saved = []
+        for step in (1, 2):
+            args = ocp.args.StandardSave(TREE)
+            saved.append(outcome(lambda: manager.save(step, args=args, metrics={"a": 1.0})))  # noqa: B023
+            manager.wait_until_finished()
+        steps = list(manager.all_steps())
+        outcome(manager.close)
+        return kept, gone, saved, steps
+
+    assert run_both(program, tmp_path)[2] == [True, "KeyError"]
