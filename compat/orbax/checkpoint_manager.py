@@ -405,7 +405,7 @@ class CheckpointManager(AbstractCheckpointManager):
         kwargs = kwargs or {}
         given = {
             name: self._legacy_item(name, items.get(name), kwargs.get(name) or {}, verb)
-            for name in {*items, *kwargs}
+            for name in sorted({*items, *kwargs})  # alike on all processes, which exchange JSON
         }
         return args_lib.Composite(**given)
 
