@@ -341,7 +341,7 @@ class Options:
         for name in _ABOVE_0:
             value = getattr(self, name)
             is_set = value is not None or getattr(Options, name) is not None
-            if is_set and not (isinstance(value, Real) and value > 0):
+            if is_set and not (isinstance(value, Real) and float(value) > 0):
                 raise ValueError(f"Options: {name} must be above 0, found {value!r}")
         if self.hang_exit and self.hang_timeout_s is None:
             raise ValueError("Options: hang_exit=True expects hang_timeout_s, the time until then")

@@ -244,7 +244,8 @@ def _target(address: str | None, files: Mapping[str, str | None], *, as_json: bo
         job, credentials = job_of_logs(address)
         return _Target(job.address, credentials, job.job_id)
     job_id = next((job.job_id for job, _ in running_jobs() if job.address == address), None)
-    return _Target(address, credentials_of(address, Credentials(**files)), job_id)
+    given = Credentials(**files)  # type: ignore[arg-type]
+    return _Target(address, credentials_of(address, given), job_id)
 
 
 def _failure(target: _Target, error: CoordinationError) -> Failure:

@@ -57,7 +57,7 @@ def web(
     from holdfast.web.feed import CoordinatorAddress
 
     try:
-        given = Credentials(**files)
+        given = Credentials(**files)  # type: ignore[arg-type]
     except ValueError as error:
         raise Failure(str(error)) from None
 

@@ -39,9 +39,9 @@ MOST: dict[str, dict[str, int]] = {
 MOST_TOKENS = {
     "coordination": 73.7,
     "multihost": 48.9,
-    "checkpoint": 198.3,
+    "checkpoint": 198.6,
     "launch": 53.6,
-    "compat": 35.8,
+    "compat": 36.9,
     "web": 8.9,
     "cli": 21.8,
 }

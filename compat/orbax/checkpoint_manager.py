@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import logging
+import operator
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -105,6 +106,11 @@ class CheckpointManager(AbstractCheckpointManager):
         self._directory = directory
         handlers = checkpointers if checkpointers is not None else item_handlers
         each = handlers if isinstance(handlers, Mapping) else {DEFAULT_ITEM: handlers}
+        own = [given for given in each.values() if isinstance(given, Checkpointer)]
+        waits = own and not any(isinstance(given, AsyncCheckpointer) for given in own)
+        self._in_background = self._options.enable_async_checkpointing and not waits
+        usual_s = (self._options.async_options or AsyncOptions()).timeout_secs
+        self._timeout_s = max(float(usual_s), *(given.timeout_s for given in own), 0.0)
         # A checkpointer has a handler.
         self._handlers = {name: getattr(given, "handler", given) for name, given in each.items()}
         if handler_registry is not None:
@@ -120,6 +126,8 @@ class CheckpointManager(AbstractCheckpointManager):
         # The step that was begun last, with its metrics: it may not be there yet.
         self._begun: dict[int, dict[str, float]] = {}
         self._times: dict[int, datetime] = {}  # when steps began: each decision may ask
+        # Metrics that `prevent_write_metrics` keeps here alone, by step.
+        self._unwritten: dict[int, dict[str, float]] = {}
         self._handle: SaveHandle | None = None
         if not keeps_all(self._options.keep_policy()):
             self._refuse_full_path()
@@ -146,7 +154,6 @@ class CheckpointManager(AbstractCheckpointManager):
         if not self._options.read_only and is_primary_host(0):
             _left_open.add(self._directory)
         mode = self._options.file_options.path_permission_mode
-        timeout_s = float((self._options.async_options or AsyncOptions()).timeout_secs)
         return NativeManager(
             self._directory,
             save_policy=asking(
@@ -155,9 +162,11 @@ class CheckpointManager(AbstractCheckpointManager):
                 self.is_saving_in_progress,
                 self._options.multiprocessing_options,
             ),
-            keep_policy=AskToKeep(self._options.keep_policy(), self._trash.put_aside),
+            keep_policy=AskToKeep(
+                self._options.keep_policy(), self._trash.put_aside, self._unwritten
+            ),
             options=Options(
-                save_timeout_s=timeout_s,
+                save_timeout_s=self._timeout_s,
                 read_only=self._options.read_only,
                 step_format=self._step_format(),
                 file_mode=None if mode is None else mode & 0o666,
@@ -230,7 +239,7 @@ class CheckpointManager(AbstractCheckpointManager):
         sign = -1 if self._options.best_mode == "min" else 1
         scored = []
         for step in self.all_steps():
-            if each := self.metrics(step):
+            if each := self._unwritten.get(step) or self.metrics(step):
                 scored.append((sign * best_fn(each), step))
         return max(scored)[1] if scored else None
 
@@ -247,6 +256,7 @@ class CheckpointManager(AbstractCheckpointManager):
 
     def metrics(self, step: int) -> dict[str, float] | None:
         """Returns the metrics of a step, None where it has none, or is not there."""
+        step = operator.index(step)
         if step in self._begun:
             return self._begun[step] or None
         with contextlib.suppress(StepNotFound):
@@ -262,8 +272,11 @@ class CheckpointManager(AbstractCheckpointManager):
         """Deletes a step of holdfast's; a manager that only reads does nothing."""
         if self._options.read_only:
             return
+        step = operator.index(step)
         self._refuse_full_path()
         with orbax_errors():
+            if step in self._in_flight():
+                self.native.wait_until_finished()
             if not self._at_primary("aside", lambda: self._trash.put_aside(step)):
                 raise OSError(f"step {step} could not be put into {self._options.todelete_subdir}")
             self.native.delete(step)
@@ -310,19 +323,25 @@ class CheckpointManager(AbstractCheckpointManager):
         }
         custom_metadata = with_item_metadata(custom_metadata, given)
         self._known |= to_save.keys()
-        if not self._keeps_metrics():
+        given_metrics = metrics
+        if self._options.prevent_write_metrics:
+            self._unwritten[operator.index(step)] = self._numbers(metrics) or {}
+        if self._options.prevent_write_metrics or not self._asks_for_metrics():
             metrics = None
         self.save_items(step, to_save, metrics, custom_metadata)
+        most = self._options.max_to_keep
+        asked = self._options.best_fn
+        if asked and given_metrics and most is not None and len(self.steps_to_decide_by()) > most:
+            asked(given_metrics)  # raises here, as with Orbax: the policy asks in the background
         return True
 
     def _handler_of(self, name: str, args: Any) -> Any:
         return handler_in(self._registry, name, args) or self._handlers.get(name)
 
-    def _keeps_metrics(self) -> bool:
-        """Says whether metrics are saved: where `best_fn` or a policy will ask for them."""
+    def _asks_for_metrics(self) -> bool:
+        """Says whether `best_fn` or a policy will ask for metrics."""
         options = self._options
-        is_asked = options.best_fn is not None or asks_for_metrics(options.keep_policy())
-        return is_asked and not options.prevent_write_metrics
+        return options.best_fn is not None or asks_for_metrics(options.keep_policy())
 
     def save_items(
         self,
@@ -334,6 +353,7 @@ class CheckpointManager(AbstractCheckpointManager):
         overwrite: bool = False,
     ) -> SaveHandle:
         """Starts to save items of holdfast's, with all their metrics, whatever the policy says."""
+        step = operator.index(step)
         numbers = self._numbers(metrics)
         begun = {step: numbers or {}}
         self._times[step] = datetime.now(UTC)
@@ -347,7 +367,7 @@ class CheckpointManager(AbstractCheckpointManager):
                     force=True,
                     overwrite=overwrite,
                 )
-                if not self._options.enable_async_checkpointing:
+                if not self._in_background:
                     self.native.wait_until_finished()
             except CheckpointError as error:
                 if error.step not in (None, step):
@@ -385,7 +405,7 @@ class CheckpointManager(AbstractCheckpointManager):
         kwargs = kwargs or {}
         given = {
             name: self._legacy_item(name, items.get(name), kwargs.get(name) or {}, verb)
-            for name in {*items, *kwargs}
+            for name in sorted({*items, *kwargs})  # alike on all processes, which exchange JSON
         }
         return args_lib.Composite(**given)
 
@@ -495,6 +515,8 @@ class CheckpointManager(AbstractCheckpointManager):
 
     def item_metadata(self, step: int) -> Any:
         """Returns what is known of the items: of the only one, or a Composite."""
+        if step is None:
+            raise ValueError(f"{CALL}.item_metadata: expected a step, found None; a root has none")
         with orbax_errors():
             return self._item_metadata(self.native.structure(step))
 

@@ -6,19 +6,22 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from holdfast.checkpoint import iterate_steps, wait_for_new_step
+from holdfast.checkpoint import iterate_steps
+from holdfast.checkpoint.agreement.exchange import ask_primary
 from holdfast.checkpoint.layouts.detect import find_steps
 from holdfast.checkpoint.storage.path import absolute, open_storage
+from holdfast.coordination.deadline import Deadline
+from holdfast.multihost import coordination_timeout, default_group, sync_global_processes
 
 from .args import ArrayRestoreArgs, RestoreArgs
 from .handling.items import PLACEHOLDER  # noqa: F401
-from .metadata import ArrayMetadata, ScalarMetadata, StringMetadata
+from .metadata import ScalarMetadata, StringMetadata
 from .refusals import PATHS, check_options, refuse, refusing
 
 # How steps are called, and where snapshots go: of no effect, steps are found by their numbers.
@@ -70,12 +73,13 @@ def construct_restore_args(
             return RestoreArgs(np.ndarray, leaf.dtype)
         if not hasattr(leaf, "shape") or isinstance(leaf, np.generic):
             return RestoreArgs(type(leaf))
-        if isinstance(leaf, ArrayMetadata) and leaf.sharding is None and sharding is None:
+        sharding = sharding or leaf.sharding
+        if sharding is None:
             return RestoreArgs(np.ndarray, leaf.dtype)
         shape = tuple(leaf.shape) if set_global_shape else None
         return ArrayRestoreArgs(
             dtype=leaf.dtype,
-            sharding=sharding or leaf.sharding,
+            sharding=sharding,
             global_shape=shape,
             shape=shape,
             strict=strict,
@@ -98,14 +102,12 @@ def wait_for_new_checkpoint(
 ) -> Iterator[int]:
     """Blocks until there is a step (of at least `until_step`); is a context of the newest.
 
-    It is -1 when `timeout` seconds have passed.
+    It is -1 when `timeout` seconds have passed (and `timeout_fn` says so). Every process of a job
+    calls it, and gets what the primary finds.
     """
     check_options("wait_for_new_checkpoint", names, NAMES)
-    refuse("wait_for_new_checkpoint", "pass timeout, in seconds", timeout_fn=timeout_fn)
     after = None if until_step is None else until_step - 1
-    timeout_s = math.inf if timeout is None else timeout
-    step = wait_for_new_step(checkpoint_dir, after, timeout_s=timeout_s)
-    yield -1 if step is None else step
+    yield next(_steps(absolute(checkpoint_dir), after, timeout, timeout_fn, hold_s=0.0), NONE_CAME)
 
 
 def checkpoints_iterator(
@@ -119,31 +121,67 @@ def checkpoints_iterator(
 ) -> Iterator[int]:
     """Yields each newest step as it appears.
 
-    Ends when `timeout` seconds have passed without one (and `timeout_fn` says so).
+    Ends when `timeout` seconds have passed without one (and `timeout_fn` says so). Every process of
+    a job goes through it, and gets what the primary finds.
     """
     check_options("checkpoints_iterator", names, NAMES)
     # Not in the generator, which begins with the loop: the path is that of this call.
     folder = absolute(checkpoint_dir)
-    return _checkpoints(folder, min_interval_secs, timeout, timeout_fn)
+    return _at_least_apart(min_interval_secs, _steps(folder, None, timeout, timeout_fn))
 
 
-def _checkpoints(
+def _at_least_apart(interval_s: float, steps: Iterator[int]) -> Iterator[int]:
+    for step in steps:
+        began = time.monotonic()
+        yield step
+        time.sleep(max(0.0, interval_s - (time.monotonic() - began)))
+
+
+NONE_CAME = -1
+
+
+def _steps(
     folder: str,
-    min_interval_s: float,
+    after: int | None,
     timeout: float | None,
     timeout_fn: Callable[[], bool] | None,
+    **options: Any,
 ) -> Iterator[int]:
-    last: int | None = None
-    timeout_s = math.inf if timeout is None else timeout
+    """Yields on every process the steps that the primary finds."""
+    found = _found(folder, after, math.inf if timeout is None else timeout, timeout_fn, options)
+    name = f"holdfast.compat.orbax/steps/{folder}"
     while True:
-        began = time.monotonic()
-        for step in iterate_steps(folder, after=last, timeout_s=timeout_s):
-            last = step
-            yield step
-            time.sleep(max(0.0, min_interval_s - (time.monotonic() - began)))
-            began = time.monotonic()
-        if timeout_fn is None or timeout_fn():
+        step = ask_primary(default_group(), name, lambda: next(found), coordination_timeout())
+        if step == NONE_CAME:
             return
+        if step is not None:
+            yield step
+            sync_global_processes(name)  # the primary holds the step for all of them
+
+
+def _found(
+    folder: str,
+    after: int | None,
+    timeout_s: float,
+    timeout_fn: Callable[[], bool] | None,
+    options: Mapping[str, Any],
+) -> Iterator[int | None]:
+    """Yields the newest step as it comes, NONE_CAME at the end, and meanwhile None: the others hear
+    of the primary before they give it up.
+    """
+    deadline = Deadline(timeout_s)
+    while True:
+        slice_s = min(deadline.remaining_s(), coordination_timeout() / 4)
+        for step in iterate_steps(folder, after=after, timeout_s=slice_s, **options):
+            yield step
+            after = step
+            deadline = Deadline(timeout_s)
+        if not deadline.passed():
+            yield None
+        elif timeout_fn is None or timeout_fn():
+            yield NONE_CAME
+        else:
+            deadline = Deadline(timeout_s)
 
 
 def checkpoint_steps(

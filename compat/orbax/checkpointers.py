@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, Self
 
 import holdfast.compat.orbax.args as args_lib
 import holdfast.compat.orbax.handling.standard as standard
 from holdfast.checkpoint import SaveHandle, save, save_async
-from holdfast.checkpoint.storage.path import absolute, open_storage
+from holdfast.checkpoint.layouts.detect import layout_of
+from holdfast.checkpoint.storage.path import StorePath, absolute, open_storage
 from holdfast.multihost import is_primary_host
 
 from .handling.items import cancel, orbax_errors
@@ -46,7 +48,7 @@ class Checkpointer(AbstractCheckpointer):
         standard.check_handler(type(self).__name__, handler)
         self._handler = handler
         usual_s = (async_options or AsyncOptions()).timeout_secs
-        self._timeout_s = float(usual_s if timeout_secs is None else timeout_secs)
+        self.timeout_s = float(usual_s if timeout_secs is None else timeout_secs)
 
     @property
     def handler(self) -> Any:
@@ -75,8 +77,9 @@ class Checkpointer(AbstractCheckpointer):
     def _save(
         self, directory: str | os.PathLike[str], items: Mapping[str, Any], **options: Any
     ) -> None:
-        save(directory, items=items, timeout_s=self._timeout_s, **options)
-        _mark(directory)
+        replaced = files_to_replace(directory, options["overwrite"])
+        save(directory, items=items, timeout_s=self.timeout_s, **options)
+        _mark(directory, replaced)
 
     def restore(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Restores. Raises FileNotFoundError, ValueError."""
@@ -106,9 +109,28 @@ class Checkpointer(AbstractCheckpointer):
         self.close()
 
 
-def _mark(directory: str | os.PathLike[str]) -> None:
-    """Marks a folder as a checkpointer's, once its checkpoint is there."""
+def files_to_replace(directory: str | os.PathLike[str], overwrite: bool) -> list[str]:
+    """Returns at the primary the files of a checkpoint of Orbax's that is overwritten, and their
+    folders: once ours is committed they are deleted, because Orbax would go on to read them.
+    """
+    if not (overwrite and is_primary_host(0)):
+        return []
+    names = [
+        each.name for each in open_storage(directory).list("", recursive=True, names_only=True)
+    ]
+    layout = layout_of(StorePath.of(directory)) if names else None
+    if layout is None or layout.name != "orbax":
+        return []
+    folders = {f"{folder}/" for name in names for folder in PurePosixPath(name).parents[:-1]}
+    return [*names, *sorted(folders, reverse=True)]
+
+
+def _mark(directory: str | os.PathLike[str], replaced: Sequence[str]) -> None:
+    """Marks a folder as a checkpointer's, once its checkpoint is there, and deletes what that has
+    replaced.
+    """
     if is_primary_host(0):
+        open_storage(directory).delete(replaced)
         text = b"a checkpoint of holdfast's: its record is checkpoint.json\n"
         open_storage(directory).write(MARKER, len(text), [(0, [memoryview(text)])])
 
@@ -126,9 +148,10 @@ class AsyncCheckpointer(Checkpointer):
     ) -> None:
         self.wait_until_finished()
         directory = absolute(directory)
-        handle = save_async(directory, items=items, timeout_s=self._timeout_s, **options)
+        replaced = files_to_replace(directory, options["overwrite"])
+        handle = save_async(directory, items=items, timeout_s=self.timeout_s, **options)
         # Not by `wait_until_finished`, which a program that ends may not call.
-        handle.on_commit(lambda _: _mark(directory))
+        handle.on_commit(lambda _: _mark(directory, replaced))
         self._in_flight = handle
 
     def _restore(self, directory: str | os.PathLike[str], given: Any) -> Any:

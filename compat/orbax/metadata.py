@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -177,7 +179,14 @@ def with_item_metadata(metadata: Any, args: Mapping[str, Any]) -> Any:
     ours: dict[str, Any] = {ITEMS: given} if given else {}
     if left_out:
         ours |= {LEFT_OUT: left_out}
-    return {**(metadata or {}), **ours} if ours else metadata
+    return with_text_keys({**(metadata or {}), **ours} if ours else metadata)
+
+
+def with_text_keys(value: Any) -> Any:
+    """Returns a value as JSON, whose keys are text; what is no JSON as it is."""
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        return json.loads(json.dumps(value, default=np.generic.item))
+    return value
 
 
 def custom_metadata_of(saved: Structure) -> dict[str, Any]:

@@ -161,6 +161,11 @@ class CheckpointManagerOptions:
                 "CheckpointManagerOptions: max_to_keep must be None or not below 0, found"
                 f" {self.max_to_keep}"
             )
+        if None not in (self.todelete_subdir, self.todelete_full_path) and not self.read_only:
+            raise ValueError(
+                "CheckpointManagerOptions: found todelete_subdir and todelete_full_path, expected"
+                " one of them"
+            )
         self.step_format()  # refuses names that are more than a prefix and the number
 
     def step_format(self) -> str | None:
@@ -192,6 +197,13 @@ class CheckpointManagerOptions:
     def keep_policy(self) -> Any:
         """Returns the policy of keeping that the options mean, in Orbax's words."""
         if self.preservation_policy is not None:
+            if not self.read_only and (
+                self.max_to_keep or self.keep_period or self.keep_time_interval
+            ):
+                raise ValueError(
+                    "CheckpointManagerOptions: found preservation_policy beside max_to_keep,"
+                    " keep_period or keep_time_interval, expected the policy alone"
+                )
             return self.preservation_policy
         chosen: list[Any] = []
         if self.keep_period is not None:

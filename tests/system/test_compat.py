@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.checkpoint import load
+from holdfast.checkpoint import load, save
 from tests.support.checkpointing import run_together
 from tests.support.paths import program
 
@@ -40,3 +40,12 @@ def test_what_one_process_alone_has_holds_up_no_other(tmp_path: Path) -> None:
     told = ["metadata {'run': 'a'}", "error step 1 could not be put into trash", "steps [1]"]
     for output in run_together(script, 2, tmp_path, timeout_s=40):
         assert [line for line in output.splitlines() if line in told] == told, output
+
+
+def test_all_processes_iterate_as_the_primary_does(tmp_path: Path) -> None:
+    """A step that comes after the primary's look and before another's is the next one of both."""
+    save(tmp_path / "1", {"x": 1})
+    save(tmp_path / "not-yet" / "2", {"x": 2})
+    for output in run_together(program("compat_iterates_as_the_primary"), 2, tmp_path):
+        steps = [line for line in output.splitlines() if line.startswith("step ")]
+        assert steps == ["step 1", "step 2", "step -1"], output

@@ -21,6 +21,13 @@ from . import metadata as orbax
 from .arrays import OrbaxItem, context_of
 
 _NESTED = ("jax_random_key", "np_random_key")  # the folder inside an item of a random key
+# What lies in the folder of one item, and in none of several.
+_DIRECT = {
+    orbax.TREE_METADATA,
+    orbax.MANIFEST,
+    "jax_random_key_metadata/",
+    "np_random_key_metadata/",
+}
 
 
 class OrbaxLayout:
@@ -76,13 +83,15 @@ class OrbaxCheckpoint:
 
     def _find_items(self, names: Mapping[str, Entry]) -> dict[str, tuple[StorePath, str]]:
         """Returns each item's folder and kind. A direct checkpoint is one item, "default"."""
-        if orbax.TREE_METADATA in names or orbax.MANIFEST in names:
-            return {"default": (self._folder, "tree")}
+        if not _DIRECT.isdisjoint(names):
+            return {"default": _kind_of(self._folder)}
         gone = self._deleted(names)
         found = {}
         for name in sorted(name[:-1] for name in names if name.endswith("/")):
             if orbax.TEMPORARY not in name and name not in gone and name != "descriptor":
                 found[name] = _kind_of(self._folder / name)
+        if not found and "metadata" in names:  # v0's JSON
+            found["default"] = self._folder, "json"
         return found
 
     def _deleted(self, names: Mapping[str, Entry]) -> set[str]:

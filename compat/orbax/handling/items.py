@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -24,10 +25,13 @@ from holdfast.checkpoint import (
     TreeMismatch,
     UnsupportedLeaf,
 )
+from holdfast.checkpoint.agreement.exchange import ask_primary
 from holdfast.checkpoint.arrays.jax_settings import own_settings
 from holdfast.checkpoint.arrays.sharding import concrete_sharding
+from holdfast.checkpoint.format.limits import encode_json
 from holdfast.checkpoint.format.tree import FlatTree
 from holdfast.checkpoint.restoring.match import HostShapeDtypeStruct, listed
+from holdfast.multihost import coordination_timeout, default_group
 
 from ..metadata import (
     ArrayMetadata,
@@ -37,6 +41,7 @@ from ..metadata import (
     item_metadata_of,
     leaf_metadata,
     to_shape_dtype_struct,
+    with_text_keys,
 )
 from ..own_handlers import to_path
 from ..refusals import PAGE, not_covered
@@ -82,7 +87,7 @@ def cancel(handle: SaveHandle) -> bool:
 def to_save(call: str, args: Any) -> Any:
     """Returns an item for `save(items=...)`, of the arguments of a handler of Orbax's."""
     if isinstance(args, args_lib.JsonSave):
-        return Json(args.item)
+        return json_of_primary(args.item)
     if args is None:
         raise ValueError(f"{call}: an item has None for its args; expected StandardSave(tree), ...")
     if not isinstance(args, args_lib.TREE_SAVES):
@@ -107,6 +112,18 @@ def to_save(call: str, args: Any) -> Any:
             " None, for each of the item's"
         )
     return flat.with_leaves([*map(args_lib.cast, flat.leaves, map(casts.get, flat.paths))]).tree()
+
+
+def json_of_primary(value: Any) -> Json:
+    """Returns the primary's value, as Orbax saves it whatever the others have. Every process calls
+    it; blocks.
+    """
+
+    def encoded() -> str:
+        return encode_json(with_text_keys(value), "the JSON").decode()
+
+    name = "holdfast.compat.orbax/json"
+    return Json(json.loads(ask_primary(default_group(), name, encoded, coordination_timeout())))
 
 
 def _unknown(call: str, args: Any) -> ValueError:
@@ -221,14 +238,10 @@ def _restore_transformed(item: SavedItem, args: args_lib.PyTreeRestore) -> Any:
 
 
 def _restore_standard(item: SavedItem, args: args_lib.StandardRestore) -> Any:
-    target = _tree(args.item)
-    saved = item.structure.tree
-    if target is None and args.fallback_sharding is not None:
-        target = jax.tree.map(lambda leaf: _with_fallback(leaf, args.fallback_sharding), saved)
-        return plain(item.read(target, cast=True))
-    if target is None:
+    if args.item is None and args.fallback_sharding is None:
         return plain(item.read(SAVED))
-    return restore_tree(item, target, fits_shapes=not args.strict)
+    fallback = args.fallback_sharding
+    return restore_tree(item, args.item, fits_shapes=not args.strict, fallback=fallback)
 
 
 def _as_it_was_saved(item: SavedItem, path: str, saved: Any, leaf: Any) -> Any:
@@ -265,11 +278,17 @@ def _tree(given: Any) -> Any:
     return given.tree if isinstance(given, TreeMetadata) else given
 
 
-def _with_fallback(leaf: Any, sharding: Any) -> Any:
+def _placed(item: SavedItem, path: str, leaf: Any, fallback: Any) -> Any:
+    """Returns what a leaf is to be like, with a sharding where it is one of jax's arrays."""
     on_devices = isinstance(leaf, jax.ShapeDtypeStruct)
     if not on_devices or isinstance(leaf, HostShapeDtypeStruct) or leaf.sharding is not None:
         return leaf
-    return _on_devices(leaf.shape, leaf.dtype, sharding)
+    if fallback is None:
+        raise ValueError(
+            f"{item.call}: {path!r} has no saved sharding that fits this job's"
+            f" {jax.device_count()} devices; expected one in the target, or a fallback_sharding"
+        )
+    return _on_devices(leaf.shape, leaf.dtype, fallback)
 
 
 def _by_path(flat: FlatTree) -> dict[str, Any]:
@@ -284,13 +303,15 @@ def restore_tree(
     partial: bool = False,
     as_saved: bool = False,
     fits_shapes: bool = False,
+    fallback: Any = None,
 ) -> Any:
     """Restores in the structure of `target` (None: as saved).
 
     Leaves are like `restore_args`, then (not `as_saved`) like `target`. With `partial` saved leaves
     that the target lacks are left out, and the target keeps its own where nothing was saved. With
-    `fits_shapes` arrays of other shapes are cut, or get zeros at their ends. Raises ValueError
-    where ranks differ.
+    `fits_shapes` arrays of other shapes are cut, or get zeros at their ends. An array that has no
+    sharding here, neither in the target nor by its saved one, gets `fallback`. Raises ValueError
+    where ranks differ, and where there is no sharding.
     """
     target = _tree(target)
     flat = FlatTree.of(item.structure.tree)
@@ -305,7 +326,10 @@ def restore_tree(
     for path, leaf in leaves.items():
         if fits_shapes:
             leaf = _as_it_was_saved(item, path, saved.get(path), leaf)
-        likes.append(_like(saved.get(path), leaf, args.get(path), as_saved))
+        like = _like(saved.get(path), leaf, args.get(path), as_saved)
+        if getattr(saved.get(path), "sharding", like) is None:
+            like = _placed(item, path, like, fallback)
+        likes.append(like)
     left_out = {
         path
         for path, leaf in leaves.items()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import jax
 
 from holdfast.checkpoint import AnyOf, PolicyContext, StepFacts
 from holdfast.checkpoint.policy import SavePolicy
@@ -351,6 +354,13 @@ def asking(policy: Any, *given: Any) -> SavePolicy:
     return AskToSave(policy, *given)
 
 
+def _uses_clock(policy: Any) -> bool:
+    """Says whether a policy asks a clock, or one that it holds, as a program's own may."""
+    held = jax.tree.leaves(getattr(policy, "__dict__", {}))
+    inner = [each for each in held if hasattr(each, "should_save") and not hasattr(each, "save")]
+    return getattr(policy, "uses_clock", False) or any(map(_uses_clock, inner))
+
+
 @dataclass
 class AskToSave:
     """A save policy of holdfast's that asks one of Orbax's.
@@ -364,10 +374,10 @@ class AskToSave:
     saving: Callable[[], bool]
     processes: Any
 
-    @property
+    @functools.cached_property
     def uses_clock(self) -> bool:
         """Whether a clock is part of the answer."""
-        return bool(getattr(self.policy, "uses_clock", False))
+        return _uses_clock(self.policy)
 
     def wants(self, context: PolicyContext) -> str:
         """Returns the policy's name where it wants the step."""
@@ -388,17 +398,20 @@ class AskToKeep:
     """A keep policy of holdfast's that asks one of Orbax's.
 
     The newest step stays whatever the policy answers. `put_aside(step)` is called before a step is
-    let go, and says whether it may be.
+    let go, and says whether it may be. `unwritten` has metrics that no step holds.
     """
 
     policy: Any
     put_aside: Callable[[int], bool] = lambda step: True
+    unwritten: Mapping[int, Any] = field(default_factory=dict)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the steps that stay."""
         times = [datetime.fromtimestamp(facts.started_s or 0.0, UTC) for facts in steps]
         infos = [
-            PolicyCheckpointInfo(facts.step, dict(facts.metrics) or None, time)
+            PolicyCheckpointInfo(
+                facts.step, dict(facts.metrics) or self.unwritten.get(facts.step) or None, time
+            )
             for facts, time in zip(steps, times, strict=True)
         ]
         flags = self.policy.should_preserve(infos, context=PreservationContext())

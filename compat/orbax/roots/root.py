@@ -77,14 +77,14 @@ class Trash:
             self._trash = self._root / name
 
     def put_aside(self, step: int) -> bool:
-        """Links the files of a step into the folder; returns False where that fails.
+        """Links the files of a step of holdfast's into the folder; returns False where that fails.
 
         The step is then deleted, and its files are there by their other names.
         """
         if self._root is None:
             return True
         found = find_steps(open_storage(self._root)).get(step)
-        if found is None:
+        if found is None or found[1].name != "holdfast":  # others are not deleted
             return True
         target = self._trash / found[0]
         try:

@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any, Self
 
 import holdfast.compat.orbax.roots.policies as policies
-from holdfast.checkpoint import StepNotFound
+from holdfast.checkpoint import StepNotFound, Structure
 
 from ..checkpoint_manager import CheckpointManager
 from ..handling.items import StepAlreadyExistsError as StepIsThereError
 from ..handling.items import orbax_errors
+from ..metadata import with_text_keys
 from ..options import CheckpointManagerOptions
 from ..refusals import refuse
 from . import checkpoints as checkpoints_lib
@@ -159,7 +160,7 @@ class Checkpointer:
                     step,
                     checkpoints_lib.to_items(checkpointables, self._context),
                     metrics,
-                    custom_metadata,
+                    with_text_keys(custom_metadata),
                     overwrite=overwrite,
                 )
         except StepIsThereError as error:  # another manager has saved it
@@ -229,14 +230,18 @@ class Checkpointer:
     def metadata(self, step: Any = None) -> CheckpointMetadata[Any]:
         """Returns what is known of a step's tree, without reading it."""
         number = self._step(step)
-        return checkpoints_lib.describe_tree(self._manager.native.structure(number), step=number)
+        return checkpoints_lib.describe_tree(self._structure(number), step=number)
 
     pytree_metadata = metadata
 
     def checkpointables_metadata(self, step: Any = None) -> CheckpointMetadata[dict[str, Any]]:
         """Returns what is known of all items of a step, without reading them."""
         number = self._step(step)
-        return checkpoints_lib.describe_all(self._manager.native.structure(number), step=number)
+        return checkpoints_lib.describe_all(self._structure(number), step=number)
+
+    def _structure(self, step: int) -> Structure:
+        with orbax_errors():
+            return self._manager.native.structure(step)
 
     def root_metadata(self) -> RootMetadata:
         """Returns what is known of the root: where it is, and what was given for it."""

@@ -26,8 +26,10 @@ from holdfast.checkpoint.layouts.detect import find_checkpoint
 from holdfast.checkpoint.storage.path import absolute, open_storage
 from holdfast.multihost import is_primary_host, sync_global_processes
 
+from ..checkpointers import files_to_replace
 from ..handling.items import SavedItem, orbax_errors
 from ..handling.registry import NoEntryError
+from ..metadata import with_text_keys
 from ..refusals import PAGE, not_covered
 from .checkpointables import checkpointable_to_load, checkpointable_to_save
 from .errors import InvalidLayoutError
@@ -94,14 +96,18 @@ def save_checkpointables_async(
 
     Raises ValueError where one is there, KeyError for what is no tree and has no handler.
     """
+    replaced = files_to_replace(path, overwrite)
     with handled(checkpointables), orbax_errors():
         handle = native_save_async(
             path,
             items=to_items(checkpointables),
             overwrite=overwrite,
-            metadata=custom_metadata,
+            metadata=with_text_keys(custom_metadata),
             timeout_s=current().timeout_s,
         )
+    if replaced:
+        folder = absolute(path)
+        handle.on_commit(lambda _: open_storage(folder).delete(replaced))
     return AsyncResponse.of(handle, None)
 
 

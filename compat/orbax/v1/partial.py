@@ -7,8 +7,10 @@ next one that begins here.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,7 @@ from holdfast.checkpoint.tools.merge import merge_checkpoints
 from holdfast.multihost import is_primary_host, sync_global_processes
 
 from ..handling.items import orbax_errors
+from ..metadata import with_text_keys
 from ..refusals import not_covered
 from .checkpoints import STATE, to_items
 from .options import current
@@ -35,17 +38,24 @@ class PartialSaveReplacementError(ValueError):
 
 
 @dataclass
+class _Part:
+    """A part whose save was begun."""
+
+    paths: set[str]
+    metadata: dict[str, Any]
+    handle: SaveHandle
+
+
+@dataclass
 class _Session:
-    """The parts of one checkpoint."""
+    """The parts of one checkpoint by their folders: all but the last are durable."""
 
     folder: str
-    parts: list[str] = field(default_factory=list)
-    paths: set[str] = field(default_factory=set)
-    metadata: dict[str, Any] = field(default_factory=dict)
-    handle: SaveHandle | None = None
+    parts: dict[str, _Part] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def add(self, state: Any) -> str:
-        """Returns the folder of the next part.
+    def _new_paths(self, state: Any) -> set[str]:
+        """Returns the paths of the next part.
 
         Raises PartialSaveReplacementError, and ValueError for what is no dict.
         """
@@ -60,32 +70,39 @@ class _Session:
                 raise PartialSaveReplacementError(
                     f"the leaf {path!r} is in an earlier part of this save; expected each leaf once"
                 )
-        self.paths |= paths
-        self.parts.append(f"{self.folder}/{len(self.parts):05d}.part")
-        return self.parts[-1]
+        return paths
 
     def _meets(self, path: str) -> bool:
         """Says whether a leaf, or one above or below it, is in another part."""
         return any(
             f"{path}.".startswith(f"{other}.") or other.startswith(f"{path}.")
-            for other in self.paths
+            for part in self.parts.values()
+            for other in part.paths
         )
 
     def begin(self, state: Any, metadata: Any) -> None:
         """Begins to save a part, when the one before it is durable."""
         self.wait()
-        folder = self.add(state)
+        paths = self._new_paths(state)
+        folder = f"{self.folder}/{next(self.numbers):05d}.part"
         with orbax_errors():
-            self.handle = native_save_async(
+            handle = native_save_async(
                 folder, items=to_items({STATE: state}), timeout_s=current().timeout_s
             )
-        self.metadata |= metadata or {}
+        self.parts[folder] = _Part(paths, with_text_keys(metadata or {}), handle)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Blocks until the last part is durable; raises its error."""
-        if self.handle is not None:
-            with orbax_errors():
-                self.handle.wait(timeout_s)
+        """Blocks until the last part is durable; raises its error, once: the part is not there, and
+        others may be saved.
+        """
+        for folder, part in [*self.parts.items()][-1:]:
+            try:
+                with orbax_errors():
+                    part.handle.wait(timeout_s)
+            except BaseException:
+                if part.handle.done():
+                    self.parts.pop(folder, None)
+                raise
 
 
 _sessions: dict[str, _Session] = {}
@@ -139,7 +156,10 @@ def finalize(path: Any) -> None:
 
 def _merge(session: _Session, final: str) -> None:
     try:
-        merge_checkpoints(session.parts, StorePath.of(final), STATE, session.metadata or None)
+        metadata: dict[str, Any] = {}
+        for part in session.parts.values():
+            metadata |= part.metadata
+        merge_checkpoints([*session.parts], StorePath.of(final), STATE, metadata or None)
     except NameTaken as error:
         raise FileExistsError(f"{final}: a finished checkpoint is there already") from error
     _delete(session.folder)

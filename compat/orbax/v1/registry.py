@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.checkpoint import Json
 
+from ..handling.items import json_of_primary
 from ..handling.registry import AlreadyExistsError, NoEntryError
 from ..refusals import check_options
 
@@ -93,7 +94,7 @@ class JsonHandler:
     @staticmethod
     def item(value: Any) -> Json:
         """Returns a value for `save(items=...)`."""
-        return Json(value)
+        return json_of_primary(value)
 
 
 STANDARD = (JsonHandler, PyTreeHandler)

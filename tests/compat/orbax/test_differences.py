@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import queue
 import shutil
@@ -632,6 +633,53 @@ def test_a_target_without_a_sharding_is_numpy(tmp_path: Path) -> None:
     run_both(program, tmp_path, v1=True)
 
 
+SAVE_ON_TWO = """
+import sys
+import jax
+import jax.numpy as jnp
+import numpy as np
+from holdfast.checkpoint import save
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+tree = {"w": jax.device_put(jnp.arange(16.0), sharding), "n": 3}
+save(sys.argv[1] + "/holdfast/a", items={"default": tree})
+save(sys.argv[1] + "/orbax/a", items={"default": tree}, layout="orbax")
+"""
+
+
+def test_a_sharding_that_does_not_fit_is_asked_for(tmp_path: Path) -> None:
+    """A target without one gets the fallback, and without that too the restore is a ValueError; no
+    array lands on a device that nobody chose.
+    """
+    devices = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    command = [sys.executable, "-c", SAVE_ON_TWO, str(tmp_path)]
+    subprocess.run(command, env=os.environ | devices, check=True)
+
+    def program(ocp: Any, root: Path) -> Any:
+        v1 = real_v1 if ocp is real else ours_v1
+        like = {"w": jax.ShapeDtypeStruct((16,), np.float32), "n": 0}
+        fallback = _on_a_mesh()
+        restore = functools.partial(
+            ocp.Checkpointer(ocp.StandardCheckpointHandler()).restore, root / "a" / "default"
+        )
+        calls = [
+            lambda: restore(args=ocp.args.StandardRestore(like, fallback_sharding=fallback)),
+            lambda: restore(args=ocp.args.StandardRestore(None, fallback_sharding=fallback)),
+            lambda: restore(args=ocp.args.StandardRestore(like)),
+            lambda: ocp.PyTreeCheckpointer().restore(root / "a" / "default", item=like),
+            lambda: v1.load(root / "a", like, checkpointable_name="default"),
+            lambda: ocp.PyTreeCheckpointer().restore(
+                root / "a" / "default",
+                restore_args=ocp.checkpoint_utils.construct_restore_args(like),
+            ),
+        ]
+        return [outcome(call) for call in calls]
+
+    expected = program(real, tmp_path / "orbax")
+    assert [*map(type, expected)] == [dict, dict, str, str, str, dict], expected
+    assert_equal(program(ours, tmp_path / "holdfast"), expected)
+
+
 def _described(sharding: Any) -> Any:
     names = ("axis_names", "axis_types", "partition_spec")
     known = [getattr(sharding, name) for name in names]
@@ -936,3 +984,146 @@ def test_what_guides_and_old_programs_use(tmp_path: Path) -> None:
         ]
 
     run_both(program, tmp_path)
+
+
+def test_json_has_keys_of_text(tmp_path: Path) -> None:
+    """Keys that json.dumps writes as text are text here too, of JSON items and of metadata."""
+    value = {1: "int", 2.5: "float", None: ["none", {True: "bool"}]}
+
+    def program(ocp: Any, root: Path) -> Any:
+        v1 = real_v1 if ocp is real else ours_v1
+        v1.save(root / "v1", TREE, custom_metadata={"a": value})
+        with ocp.CheckpointManager(root / "v0") as manager:
+            manager.save(1, args=ocp.args.JsonSave(value), custom_metadata={"a": value})
+            manager.wait_until_finished()
+            about = [manager.metadata(1).custom_metadata, v1.metadata(root / "v1").custom_metadata]
+            return manager.restore(1, args=ocp.args.JsonRestore()), about
+
+    run_both(program, tmp_path)
+
+
+def test_orbax_reads_no_old_values(tmp_path: Path) -> None:
+    """Where a checkpoint of Orbax's is overwritten, its files are deleted: Orbax finds nothing
+    there, where it found the old values.
+    """
+    real_v1.save(tmp_path / "v1", TREE)
+    with real.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "v0", TREE)
+        checkpointer.save(tmp_path / "sync", TREE)
+    ours_v1.save(tmp_path / "v1", {"w": jnp.ones(2)}, overwrite=True)
+    with ours.StandardCheckpointer() as checkpointer:
+        with pytest.raises(ValueError, match="holds a checkpoint already"):
+            checkpointer.save(tmp_path / "v0", {"w": jnp.ones(2)})
+        checkpointer.save(tmp_path / "v0", {"w": jnp.ones(2)}, force=True)
+    ours.PyTreeCheckpointer().save(tmp_path / "sync", {"w": jnp.ones(2)}, force=True)
+    for name in ("v1", "v0", "sync"):
+        names = [path.name for path in (tmp_path / name).rglob("*")]
+        assert not {"_METADATA", "_CHECKPOINT_METADATA", "d", "manifest.ocdbt"} & {*names}, names
+        item = "state" if name == "v1" else "default"
+        assert load(tmp_path / name, item=item)["w"].tolist() == [1, 1]
+    with pytest.raises(ValueError, match="v1"):
+        real_v1.load(tmp_path / "v1")
+
+
+def test_a_step_is_an_array(tmp_path: Path) -> None:
+    """As a train state has it: saved, asked about, and deleted; a root has no item_metadata."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        v1 = real_v1 if ocp is real else ours_v1
+        step = jnp.int32(3)
+        with v1.training.Checkpointer(root / "v1") as checkpointer:
+            checkpointer.save(step, TREE)
+            steps = [about.step for about in checkpointer.checkpoints]
+        options = ocp.CheckpointManagerOptions(best_fn=lambda metrics: metrics["a"])
+        with ocp.CheckpointManager(root / "v0", options=options) as manager:
+            saved = manager.save(step, args=ocp.args.StandardSave(TREE), metrics={"a": 1.0})
+            manager.wait_until_finished()
+            found = [*manager.all_steps(), manager.metrics(step), *manager.item_metadata(step)]
+            without_step = outcome(lambda: manager.item_metadata(None))
+            manager.delete(step)
+            return steps, saved, found, without_step, list(manager.all_steps())
+
+    run_both(program, tmp_path)
+
+
+def test_checkpointers_say_whether_a_save_waits(tmp_path: Path) -> None:
+    """A manager whose checkpointers are all synchronous saves so; the longest time of theirs and of
+    the options' bounds a save.
+    """
+
+    def program(ocp: Any, root: Path) -> Any:
+        with ocp.CheckpointManager(root, ocp.PyTreeCheckpointer()) as manager:
+            manager.save(1, {"w": np.zeros(1 << 20)})
+            return manager.is_saving_in_progress(), list(manager.all_steps(read=True))
+
+    run_both(program, tmp_path)
+    handler = ours.PyTreeCheckpointHandler()
+    background = ours.AsyncCheckpointer(handler, timeout_secs=7200)
+    checkpointers = {"a": ours.PyTreeCheckpointer(), "b": background}
+    with ours.CheckpointManager(tmp_path / "both", checkpointers) as manager:
+        assert manager.native._options.save_timeout_s == 7200.0
+
+
+def test_metrics_that_are_not_written_choose_the_best(tmp_path: Path) -> None:
+    """With `prevent_write_metrics` a manager knows those of its own saves, and another none."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        options = ocp.CheckpointManagerOptions(
+            best_fn=lambda metrics: metrics["a"], max_to_keep=2, prevent_write_metrics=True
+        )
+        with ocp.CheckpointManager(root, options=options) as manager:
+            for step, value in enumerate((3.0, 1.0, 2.0, 4.0)):
+                manager.save(step, args=ocp.args.StandardSave(TREE), metrics={"a": value})
+                manager.wait_until_finished()
+            found = list(manager.all_steps()), manager.best_step()
+        with ocp.CheckpointManager(root, options=options) as manager:
+            return *found, manager.best_step()
+
+    assert run_both(program, tmp_path) == ([0, 3], 3, None)
+
+
+def test_single_folders_of_each_kind_are_read(tmp_path: Path) -> None:
+    """A folder that a checkpointer of Orbax's has filled with JSON, or a random key."""
+    key = jax.random.key(3)
+    state = np.random.RandomState(3).get_state()
+    kinds = {
+        "JsonCheckpointHandler": (real.args.JsonSave({"a": 1}), "JsonRestore"),
+        "JaxRandomKeyCheckpointHandler": (real.args.JaxRandomKeySave(key), "JaxRandomKeyRestore"),
+        "NumpyRandomKeyCheckpointHandler": (
+            real.args.NumpyRandomKeySave(state),
+            "NumpyRandomKeyRestore",
+        ),
+    }
+    for name, (args, restore) in kinds.items():
+        real.Checkpointer(getattr(real, name)()).save(tmp_path / name, args=args)
+        found, expected = (
+            ocp.Checkpointer(getattr(ocp, name)()).restore(
+                tmp_path / name, args=getattr(ocp.args, restore)()
+            )
+            for ocp in (ours, real)
+        )
+        assert_equal(found, expected)
+
+
+def test_options_and_functions_that_are_wrong(tmp_path: Path) -> None:
+    """Options that exclude each other, and a `best_fn` that raises: it is heard from `save`."""
+
+    def program(ocp: Any, root: Path) -> Any:
+        policy = ocp.checkpoint_managers.LatestN(2)
+        both = ocp.CheckpointManagerOptions(max_to_keep=2, preservation_policy=policy)
+        kept = outcome(lambda: ocp.CheckpointManager(root / "kept", options=both))
+        gone = outcome(
+            lambda: ocp.CheckpointManagerOptions(todelete_subdir="a", todelete_full_path="b")
+        )
+        options = ocp.CheckpointManagerOptions(best_fn=lambda each: each["b"], max_to_keep=1)
+        manager = ocp.CheckpointManager(root / "best", options=options)
+        saved = []
+        for step in (1, 2):
+            args = ocp.args.StandardSave(TREE)
+            saved.append(outcome(lambda: manager.save(step, args=args, metrics={"a": 1.0})))  # noqa: B023
+            manager.wait_until_finished()
+        steps = list(manager.all_steps())
+        outcome(manager.close)
+        return kept, gone, saved, steps
+
+    assert run_both(program, tmp_path)[2] == [True, "KeyError"]

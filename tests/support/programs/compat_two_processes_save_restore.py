@@ -6,7 +6,7 @@ import os
 
 import jax
 import numpy as np
-from joined import root
+from joined import index, root
 from sharded_state import same, state
 
 from holdfast.compat import orbax as ocp
@@ -16,7 +16,8 @@ options = ocp.CheckpointManagerOptions(save_interval_steps=2, max_to_keep=1)
 with ocp.CheckpointManager(root, options=options, item_names=("state", "meta")) as manager:
     for step in range(4):
         items = ocp.args.Composite(
-            state=ocp.args.StandardSave(state(step)), meta=ocp.args.JsonSave({"step": step})
+            state=ocp.args.StandardSave(state(step)),
+            meta=ocp.args.JsonSave({"step": step, index: "of each"}),
         )
         assert manager.save(step, args=items) == (step % 2 == 0)
     manager.wait_until_finished()
@@ -31,7 +32,7 @@ with ocp.CheckpointManager(root, options=options, item_names=("state", "meta")) 
             state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
         ),
     )
-    assert same(both["state"], 2) and both["meta"] == {"step": 2}
+    assert same(both["state"], 2) and both["meta"] == {"step": 2, "0": "of each"}
     sharding = manager.item_metadata(2)["state"]["w"].sharding
     assert sharding.to_jax_sharding() == state(0)["w"].sharding
     ocp.multihost.sync_global_processes("done")

@@ -48,16 +48,27 @@ def test_metrics_are_kept_for_who_may_ask(policy: Any, asks: bool) -> None:
     assert policies.asks_for_metrics(policy) is asks
 
 
-def test_in_a_group_the_clock_is_the_primarys() -> None:
+class _Around:
+    """A policy of a program's, around others."""
+
+    def __init__(self, *policies: Any) -> None:
+        self._policies = policies
+
+    def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
+        return all(
+            each.should_save(step, previous_steps, context=context) for each in self._policies
+        )
+
+
+CONTINUOUS = policies.ContinuousCheckpointingPolicy()
+
+
+@pytest.mark.parametrize("around", [lambda policy: policies.AnySavePolicy([policy]), _Around])
+def test_in_a_group_the_clock_is_the_primarys(around: Any) -> None:
     """Whether a save is in flight on a process is its own affair: all save the same steps, and the
     first one though some have not heard of a failure.
     """
-    policy = policies.AnySavePolicy(
-        [
-            policies.InitialSavePolicy(),
-            policies.AnySavePolicy([policies.ContinuousCheckpointingPolicy()]),
-        ]
-    )
+    policy = policies.AnySavePolicy([policies.InitialSavePolicy(), around(CONTINUOUS)])
     busy = [False, True]
     previous: list[policies.PolicyCheckpointInfo] = []
     with groups(2) as members:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as real
 import pytest
 
@@ -91,6 +92,20 @@ def test_a_step_that_is_deleted_again(tmp_path: Path) -> None:
             manager.wait_until_finished()
             manager.delete(3)
     assert load(tmp_path / "gone" / "3", item="default")["w"].tolist() == [2, 2, 2]
+
+
+def test_what_is_put_aside_is_whole_and_ours(tmp_path: Path) -> None:
+    """A step in flight is waited for; one of Orbax's, which is not deleted, is not put aside."""
+    with real.CheckpointManager(tmp_path) as manager:
+        manager.save(1, args=real.args.StandardSave(TREE))
+    options = ours.CheckpointManagerOptions(todelete_subdir="gone", max_to_keep=1)
+    with ours.CheckpointManager(tmp_path, options=options) as manager:
+        manager.save(2, args=ours.args.StandardSave({"w": np.zeros(1 << 20)}))
+        manager.delete(2)
+        for step in (3, 4):
+            manager.save(step, args=ours.args.StandardSave(TREE))
+    assert sorted(path.name for path in (tmp_path / "gone").iterdir()) == ["2", "3"]
+    assert load(tmp_path / "gone" / "2", item="default")["w"].shape == (1 << 20,)
 
 
 def test_a_step_that_cannot_be_put_aside_stays(tmp_path: Path) -> None:

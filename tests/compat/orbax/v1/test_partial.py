@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from holdfast.checkpoint import structure, verify
+from holdfast.checkpoint import CheckpointError, structure, verify
 from holdfast.compat.orbax import v1 as ours
 from tests.support.orbax_programs import outcome, run_both
 
@@ -66,6 +66,22 @@ def test_wrong_orders(tmp_path: Path) -> None:
         return [*found, sorted(ocp.load(root / "a"))]
 
     run_both(program, tmp_path, v1=True)
+
+
+def test_a_part_that_fails_leaves_the_others(tmp_path: Path) -> None:
+    """The error is told once; its leaves may be saved again, and `finalize` has all but that."""
+    save = ours.partial.save
+    path = tmp_path / "a"
+    save(path, PARTS[0])
+    (tmp_path / "a.partial_save" / "00001.part").write_text("a file, where a folder is to be")
+    with pytest.raises(CheckpointError, match="Not a directory"):
+        save(path, PARTS[2])
+    with pytest.raises(ValueError, match="object"):
+        save(path, {"b": object()})
+    save(path, PARTS[2])
+    save(path, {"b": 1})
+    ours.partial.finalize(path)
+    assert set(ours.load(path)) == {"a", "b", "n", "w", "x"}
 
 
 def test_parts_lie_beside_the_checkpoint(tmp_path: Path) -> None:
