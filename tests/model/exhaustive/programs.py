@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -87,7 +87,9 @@ class Manager:
         keep = keep or KeepAll()
         self.root = parts._open_root(storage, members, options)
         with ExitStack() as undo:
-            catalog = parts._open_catalog(self.root, keep, None, None, undo)
+            catalog = parts._open_catalog(
+                self.root, keep, None, None, undo=undo, waiting=nullcontext
+            )
         lineage = parts._lineage_of(self.root, catalog.state.index, begins=has_hosts)
         self.state = replace(catalog.state, lineage=lineage)
         self.catalog = replace(catalog, state=self.state)
