@@ -17,6 +17,7 @@ from holdfast.checkpoint import CheckpointManager, Options, SaveHandle, load, sa
 from holdfast.checkpoint.saving.async_saver import settle, tell_lost
 from holdfast.checkpoint.storage.threads import Latch, run_side_by_side
 from tests.support.processes import no_thread_can_be_started
+from tests.support.told_stores import told_url
 
 TREE = {"w": np.arange(8)}
 
@@ -92,10 +93,11 @@ def test_a_failure_that_nobody_may_ask_for_is_told_once(
     call raises it.
     """
     gate = Gate()
+    root = told_url(tmp_path, lambda verb, *_: gate(verb) if verb == "write" else None)
     handles: list[SaveHandle] = []
 
     def save() -> None:
-        manager = CheckpointManager(tmp_path, options=Options(progress=gate))
+        manager = CheckpointManager(root)
         handle = manager.save(1, TREE)
         if holds_handle:
             handles.append(handle)

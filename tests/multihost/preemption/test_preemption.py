@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
 
@@ -75,8 +76,9 @@ def test_who_has_room_for_more_is_not_taken() -> None:
     try:
         preemption.join(client, process_id=0, num_processes=1)
         preemption.grow(client)
-        wait_until(lambda: preemption.reached(0) and preemption.notice() == Notice("growing"))
-        assert preemption.noticed() == ()
+        steps = itertools.count()
+        wait_until(lambda: preemption.reached(next(steps)))
+        assert preemption.notice() == Notice("growing") and preemption.noticed() == ()
         preemption.notify(Notice("SIGTERM received"))
         wait_until(lambda: preemption.noticed() == (0,))
     finally:
