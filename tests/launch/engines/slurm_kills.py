@@ -25,7 +25,6 @@ from tests.support.slurm import SlurmCluster, node_of
 USED = 2
 SPARES = KILLS_OF_A_JOB  # each kill loses a node at most
 BATCH = "n1"
-FIRST = ("n2", "n3")  # where the first step begins
 
 
 class Job(kills.Job):
@@ -97,16 +96,11 @@ class Kill(kills.Kill):
         return lost | (self._lose(others[0]) if others else set())
 
     def a_daemon(self) -> set[int]:
-        """Nobody is lost: the tasks of a node live on when its slurmd is gone. But srun gives up a
-        step all of whose nodes are: that of a process that was replaced, or the first of all.
-        """
+        """All on its node: they live on, but Slurm has set it DOWN, and srun lets go of them."""
         node = self.nodes[self.away]
         self._cluster.kill_daemon(node)
         self._cluster.wait_for_state(node, "down")
-        on_it = self.on(node)
-        first = {note["pid"] for note in self.job.notes("begins") if note["attempt"] == 1}
-        of_first = {self.pids[each] for each in on_it} <= first
-        return set() if of_first and any(map(self._cluster.has_daemon, FIRST)) else on_it
+        return self.on(node)
 
     def a_process_without_a_daemon(self) -> set[int]:
         self.process = self.away
