@@ -15,7 +15,7 @@ from holdfast.coordination import CoordinationError
 from holdfast.multihost import Group, agree_on_step, preempted_processes, reached_preemption
 from holdfast.multihost.group.group import runtime_indices
 from holdfast.multihost.liveness.vitals import note_step
-from holdfast.multihost.preemption.preemption import ask_sync_point, has_unheard_notice
+from holdfast.multihost.preemption.preemption import ask_sync_point, has_notice
 
 from ..agreement.exchange import ask_primary
 from ..format.limits import is_step
@@ -106,7 +106,7 @@ class SaveScheduler:
         # Alone there is nothing to agree on. A question here would raise the floor of one that the
         # program asks with numbers of its own.
         note_step(step)
-        return self._note_preempted(step, has_unheard_notice())
+        return self._note_preempted(step, has_notice())
 
     def _note_preempted(self, step: int, preempted: bool) -> bool:
         if preempted:

@@ -286,9 +286,9 @@ class Preemption:
         return [source for source in self._sources if isinstance(source, Signals)]
 
     @property
-    def has_unheard_notice(self) -> bool:
-        """Whether a notice of this process stands, for which its program has never asked."""
-        return not self.heard and self._merged() is not None
+    def has_notice(self) -> bool:
+        """Whether a notice of this process stands."""
+        return self._merged() is not None
 
     def hear(self) -> None:
         """Notes that the program asks for notices."""
@@ -552,12 +552,10 @@ def count_anew(num_processes: int) -> None:
         running.count_anew(num_processes)
 
 
-def has_unheard_notice() -> bool:
-    """Returns whether this process has a notice of its own, and a program that has never asked for
-    one. Asks nobody.
-    """
+def has_notice() -> bool:
+    """Returns whether this process has a notice of its own. Asks nobody."""
     running = current_job().get(Preemption)
-    return running is not None and running.has_unheard_notice
+    return running is not None and running.has_notice
 
 
 def _hear() -> None:

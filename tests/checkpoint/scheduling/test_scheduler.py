@@ -173,9 +173,7 @@ def test_a_loop_that_never_asks_saves_one_step(tmp_path: Path, policy: SavePolic
 def test_a_last_save_that_fails_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its error is raised once the next one has begun, which is the one step then. A program that
-    asks by itself decides alone.
-    """
+    """Its error is raised once the next one has begun, which is the one step then."""
     with CheckpointManager(tmp_path / "a", save_policy=EveryNSteps(1_000_000)) as manager:
         with monkeypatch.context() as broken:
             broken.setattr(LocalStorage, "write", _fail)
@@ -185,9 +183,24 @@ def test_a_last_save_that_fails_is_tried_again(
         assert [step for step in range(2, 9) if manager.save(step, tree(step))] == [2]
         manager.wait_until_finished()
         assert manager.all_steps() == [2]
-    reached_preemption(0)
-    with CheckpointManager(tmp_path / "b", save_policy=EveryNSteps(1_000_000)) as manager:
-        assert not any(manager.save(step, tree(step)) for step in range(1, 9))
+
+
+@pytest.mark.parametrize("asks_first", [True, False])
+def test_the_step_at_which_a_lone_program_stops_is_saved(tmp_path: Path, asks_first: bool) -> None:
+    """As in a job of several, whatever the policy says, also where the program asks without the
+    manager, and by numbers of its own.
+    """
+    preemption.stop()
+    assert not reached_preemption(0)
+    with CheckpointManager(tmp_path, save_policy=EveryNSteps(1_000_000)) as manager:
+        assert not manager.save(1001, tree(1))
+        notify_preemption(Notice("the machine is taken"))
+        assert not asks_first or reached_preemption(1)
+        assert manager.save(1002, tree(2))
+        assert reached_preemption(1)
+        manager.wait_until_finished()
+        assert not manager.save(1003, tree(3)) and manager.all_steps() == [1002]
+    preemption.stop()
 
 
 def test_a_program_that_goes_back_hears_of_a_notice(tmp_path: Path) -> None:

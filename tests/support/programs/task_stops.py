@@ -9,7 +9,7 @@ import sys
 import time
 
 from holdfast import multihost
-from holdfast.multihost.preemption.preemption import has_unheard_notice
+from holdfast.multihost.preemption.preemption import has_notice
 
 multihost.initialize()
 print("here", flush=True)
@@ -19,5 +19,5 @@ if sys.argv[1] == "stops":
             break
         time.sleep(0.01)
 else:
-    while not has_unheard_notice():
+    while not has_notice():
         time.sleep(0.01)
