@@ -54,6 +54,7 @@ class PlannedStore:
     """
 
     root = "planned"
+    posix = None
     max_concurrency = 4
 
     def __init__(self, plan: Plan) -> None:

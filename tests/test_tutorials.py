@@ -31,6 +31,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _AGAIN = {
     "README.md": "begins after step 30",
 }
+_TEMPORARY = re.compile(r"/\S*/tmp\w+")
 # A training that goes on from its last step prints the same end again.
 _SAME_END = ("libraries.md: Equinox", "libraries.md: grain", "concepts.md")
 
@@ -205,6 +206,11 @@ def test_debug_a_hang(tmp_path: Path) -> None:
     _hang(Here(), tmp_path)
 
 
+def _end_of(text: str) -> str:
+    """Returns the last line, whatever the folder is called there."""
+    return _TEMPORARY.sub("folder", text.splitlines()[-1])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_pages_run_from_a_wheel(tmp_path: Path) -> None:
@@ -236,7 +242,7 @@ def test_the_pages_run_from_a_wheel(tmp_path: Path) -> None:
         once, again = (_typed(place, folder, "python", "page.py") for _ in range(2))
         print(f"{page.name}: {again}")
         assert _AGAIN.get(page.name, "") in again
-        assert page.name not in _SAME_END or (again == once != ""), (once, again)
+        assert page.name not in _SAME_END or _end_of(again) == _end_of(once) != "", (once, again)
     digits = [str(EXAMPLES / "train_digits.py"), "--directory", "digits"]
     job = ["holdfast", "run", "-n", "2", "--", "python", *digits]
     _typed(place, folder, *job)

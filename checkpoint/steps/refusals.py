@@ -27,7 +27,7 @@ from .opening import OpenRoot
 
 _log = logging.getLogger("holdfast.checkpoint")
 _MOST_NAMED = 3  # in a message
-_LEAST_RATIO = 0.7  # of difflib's: "epx1" and "exp1" have 0.75
+_LEAST_RATIO = 0.75  # of difflib's, as "epx1" and "exp1" have; "grain-run" and "hang-run" have 0.71
 
 
 def refuse_step_folder(storage: Storage) -> None:
