@@ -266,9 +266,8 @@ def clear_frames(error: BaseException | None) -> None:
     """Lets go of what the frames of an error hold, and those of its causes: it stays longer than
     the arrays there may. What the caller handles is the caller's, and stays whole.
     """
-    seen = {None, sys.exception()}
-    while error not in seen:
-        assert error is not None  # which is seen
+    seen = {sys.exception()}
+    while error is not None and error not in seen:
         seen.add(error)
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

@@ -95,6 +95,7 @@ def _is_native(dtype: Dtype) -> bool:
 
 
 def is_whole(dtype: Dtype) -> bool:
+    """Says whether a dtype has whole numbers alone."""
     return dtype.kind in "biu" or dtype.name.startswith(("int", "uint"))
 
 

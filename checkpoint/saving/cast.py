@@ -54,7 +54,7 @@ def _cast(leaf: Any, path: str, chosen: Callable[[str], Any]) -> Any:
             f"save: dtype={wanted!r} for {leaf_at(path)}: expected a floating-point dtype, as"
             " jnp.bfloat16, or None"
         )
-    if leaf.dtype == dtype or _is_refused(leaf):
+    if leaf.dtype == dtype or is_refused(leaf):
         return leaf
     if isinstance(leaf, jax.Array):
         return cast_array(leaf, dtype)
@@ -64,6 +64,6 @@ def _cast(leaf: Any, path: str, chosen: Callable[[str], Any]) -> Any:
         raise ValueError(f"save: dtype={wanted!r} for {leaf_at(path)}: {error}") from None
 
 
-def _is_refused(leaf: Any) -> bool:
+def is_refused(leaf: Any) -> bool:
     """Says whether an array is one of those that the planner refuses, by its path."""
     return isinstance(leaf, jax.core.Tracer) or (isinstance(leaf, jax.Array) and leaf.is_deleted())

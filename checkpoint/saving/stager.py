@@ -43,7 +43,7 @@ from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.retries import until
 from ..storage.steady_time import steady_time_s
-from .cast import SaveDtype, cast_tree
+from .cast import SaveDtype, cast_tree, is_refused
 from .incremental import SaveHistory, Unmoved, link_unmoved
 from .item_files import ItemTarget
 from .plan import Plan
@@ -367,8 +367,7 @@ class SaveStager:
     ) -> None:
         tree = encode_leaf_types(FlatTree.of(value))
         for number, leaf in enumerate(tree.leaves):
-            is_tracer = isinstance(leaf, jax.core.Tracer)
-            if is_tracer or (isinstance(leaf, jax.Array) and leaf.is_deleted()):
+            if is_refused(leaf):
                 check_leaf(tree.paths[number], leaf)  # no cached plan knows of that
         with own_settings():
             with save.waits.dispatching(() if dtype is None else tree.leaves):

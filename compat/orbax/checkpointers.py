@@ -130,9 +130,10 @@ def _mark(directory: str | os.PathLike[str], replaced: Sequence[str]) -> None:
     replaced.
     """
     if is_primary_host(0):
-        open_storage(directory).delete(replaced)
+        storage = open_storage(directory)
+        storage.delete(replaced)
         text = b"a checkpoint of holdfast's: its record is checkpoint.json\n"
-        open_storage(directory).write(MARKER, len(text), [(0, [memoryview(text)])])
+        storage.write(MARKER, len(text), [(0, [memoryview(text)])])
 
 
 class AsyncCheckpointer(Checkpointer):

@@ -398,8 +398,7 @@ def with_defaults(given: Sequence[Source] | None) -> list[Source]:
     have; none for an empty list.
     """
     names = {source.name for source in given or ()}
-    is_none = given is not None and not given
-    defaults = [] if is_none else default_sources()
+    defaults = default_sources() if given or given is None else []
     return [*(each for each in defaults if each.name not in names), *(given or ())]
 
 

@@ -242,12 +242,11 @@ def shutdown(timeout_s: float | None = None) -> None:
     `finally` or an `except`, it waits for these saves alone: the others hear of the error at once,
     since they may need this process where they are. To leave in order after an error that was dealt
     with, call it after the `except` block. `Preempted`, and `sys.exit()` with 0 or 75, are no such
-    errors. While it waits, a signal that
-    means preemption is still a notice, on which the others agree; afterwards signals are as before
-    `initialize()`. A process that is alone, or has never joined, only stops watching for notices.
-    Never raises because of another process: what went wrong is logged. Then somebody waits for this
-    process to be gone, and the interpreter ends without its last search for cycles of objects. A
-    second call does nothing.
+    errors. While it waits, a signal that means preemption is still a notice, on which the others
+    agree; afterwards signals are as before `initialize()`. A process that is alone, or has never
+    joined, only stops watching for notices. Never raises because of another process: what went
+    wrong is logged. Then somebody waits for this process to be gone, and the interpreter ends
+    without its last search for cycles of objects. A second call does nothing.
     """
     member = current_job().get(Membership)
     if member is not None:
@@ -532,7 +531,7 @@ def _last_words() -> str:
     return ENDS_WITH + _described(error)
 
 
-def _described(error: BaseException | None) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
