@@ -14,9 +14,9 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -167,10 +167,12 @@ def link_file(target: ItemTarget, known: WrittenFile, name: str) -> bool:
 Arrays: TypeAlias = Mapping[int, "weakref.ref[Any]"]  # by leaf
 
 
-class _SavedItem(NamedTuple):
-    plan_hash: str
-    packs: Mapping[int, WrittenPack]
-    arrays: Arrays
+class SavedItem(NamedTuple):
+    """What a save wrote of an item: its packs, and the leaves of that plan that never change."""
+
+    plan_hash: str = ""
+    packs: Mapping[int, WrittenPack] = MappingProxyType({})
+    arrays: Arrays = MappingProxyType({})
 
 
 def never_changes(leaf: Any) -> bool:
@@ -194,9 +196,9 @@ class Unmoved(NamedTuple):
     it). `arrays` are this save's leaves.
     """
 
-    files: Mapping[int, set[int]]
-    chunks: set[tuple[int, int]]
-    arrays: Arrays
+    files: Mapping[int, set[int]] = MappingProxyType({})
+    chunks: Collection[tuple[int, int]] = frozenset()
+    arrays: Arrays = MappingProxyType({})
 
 
 def link_unmoved(
@@ -210,12 +212,12 @@ def link_unmoved(
     if history.is_doubted:
         history.forget()
     if target.storage.posix is None:
-        return Unmoved({}, set(), {})
+        return Unmoved()
     files: dict[int, set[int]] = {}
     chunks: set[tuple[int, int]] = set()
-    unmoved = history.unmoved(target.item, leaves)
-    packs = history.of(target.item, plan) if unmoved else {}
-    for pack, old in packs.items():
+    saved = history.of(target.item, plan)
+    unmoved = {index for index, array in saved.arrays.items() if array() is leaves[index]}
+    for pack, old in saved.packs.items() if unmoved else ():
         own = plan.own[pack]
         same = [chunk.leaf in unmoved for chunk in own]
         for file in choose_links(old, same, [chunk.nbytes for chunk in own]):
@@ -245,8 +247,8 @@ class SaveHistory:
     """
 
     full_every: int | None = None
-    _saved: dict[str, _SavedItem] = field(default_factory=dict)
-    _begun: dict[str, _SavedItem] = field(default_factory=dict)
+    _saved: dict[str, SavedItem] = field(default_factory=dict)
+    _begun: dict[str, SavedItem] = field(default_factory=dict)
     _linked: bool = False
     _since_full: float = math.inf
     is_doubted: bool = False
@@ -256,22 +258,14 @@ class SaveHistory:
         """Whether there is a committed save whose files may be linked."""
         return bool(self._saved)
 
-    def of(self, item: str, plan: Plan) -> Mapping[int, WrittenPack]:
-        """Returns what is known of an item's packs.
+    def of(self, item: str, plan: Plan) -> SavedItem:
+        """Returns what is known of an item.
 
         Nothing where the plan is another one, or a full save is due.
         """
         saved = self._saved.get(item)
         due = self.full_every is not None and self._since_full + 1 >= self.full_every
-        if saved is None or saved.plan_hash != plan.hash or due:
-            return {}
-        return saved.packs
-
-    def unmoved(self, item: str, leaves: Sequence[Any]) -> set[int]:
-        """Returns the leaves that are the very arrays of the last committed save."""
-        saved = self._saved.get(item)
-        arrays = {} if saved is None else saved.arrays
-        return {index for index, array in arrays.items() if array() is leaves[index]}
+        return SavedItem() if saved is None or saved.plan_hash != plan.hash or due else saved
 
     def begin(
         self,
@@ -283,7 +277,7 @@ class SaveHistory:
         linked: bool,
     ) -> None:
         """Notes what a save wrote of an item, and whether any of it was linked, until its end."""
-        self._begun[item] = _SavedItem(plan.hash, packs, arrays)
+        self._begun[item] = SavedItem(plan.hash, packs, arrays)
         self._linked = self._linked or linked
 
     def end(self, *, committed: bool) -> None:

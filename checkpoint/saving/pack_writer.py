@@ -130,7 +130,7 @@ class _PackWriter:
         self._target = target
         self._progress = progress
         self._is_incremental = history is not None
-        self._old = {} if history is None else history.of(target.item, snapshot.plan)
+        self._old = {} if history is None else history.of(target.item, snapshot.plan).packs
 
     def write(self, pack: int) -> WrittenPack:
         """Writes a pack, or what has changed of it since the last save."""

@@ -172,7 +172,7 @@ class Snapshot:
         self.plan = plan
         self._views = views or {}
         self._waits = waits or ArrayWaits()
-        self.unmoved = unmoved or Unmoved({}, set(), {})
+        self.unmoved = unmoved or Unmoved()
         # An incremental save may link a chunk, which then needs no new checksum.
         self._sums_copies = unmoved is None
         self.local: list[HostArray] = []  # host-local leaves that another rank writes

@@ -252,7 +252,7 @@ def test_a_large_chunk_is_summed_as_it_is_copied(
 def test_an_incremental_save_sums_what_it_writes() -> None:
     """It may link a chunk, which then would have been summed for nothing."""
     flat = FlatTree.of({"w": np.zeros(1 << 20)})
-    unmoved = Unmoved({}, set(), {})
+    unmoved = Unmoved()
     snapshot = take_snapshot(Planner().plan(flat), flat, copies_later=True, unmoved=unmoved)
     begin_copies([snapshot])
     (pack,) = snapshot.plan.own
