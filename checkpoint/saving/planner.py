@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 from jax.tree_util import PyTreeDef
-
-from holdfast.multihost import Group
-from holdfast.multihost.group.group import runtime_indices
 
 from ..arrays.dtypes import Dtype, can_store, is_weak, name_of
 from ..arrays.sharding import axes_of, describe_sharding, refuse_partial_sums, spec_of_axes
@@ -57,26 +55,12 @@ class Planner:
         self._count = count
         self._max_file_bytes = max_file_bytes
         self._per_process = per_process
-        self._rows: dict[int, ShardPlacement] = {}
         members = range(count) if processes is None else processes
         self._ranks = {process: rank for rank, process in enumerate(members)}
         self._cached: list[_CachedPlan] = []
         self._placements: dict[tuple[Sharding, Shape], tuple[ShardPlacement, Any]] = {}
         self._described: dict[tuple[Sharding, int], Any] = {}  # by sharding and rank
         self._leaving: frozenset[int] = frozenset()
-
-    @classmethod
-    def of_group(
-        cls, group: Group, *, max_file_bytes: int | None, per_process: Callable[[str], bool] | None
-    ) -> Self:
-        """Returns the planner of one process of a group."""
-        return cls(
-            group.index,
-            group.count,
-            processes=runtime_indices(group),
-            max_file_bytes=max_file_bytes,
-            per_process=per_process,
-        )
 
     def plan(self, tree: FlatTree, leaving: Collection[int] = ()) -> Plan:
         """Returns the plan of a tree; raises UnsupportedLeaf naming the leaf's path and what to do.
@@ -133,7 +117,7 @@ class Planner:
                 " process; leave it out of per_process"
             )
             raise UnsupportedLeaf(message, leaf=leaf.path, found=str(leaf.sharding))
-        rows = self._rows.setdefault(len(leaf.shape), row_placement(self._count, len(leaf.shape)))
+        rows = row_placement(self._count, len(leaf.shape))
         return replace(leaf, shape=(self._count, *leaf.shape), placement=rows, per_process=True)
 
     def _jax_leaf(self, path: str, leaf: jax.Array, *, local: bool) -> Leaf:
@@ -144,18 +128,11 @@ class Planner:
             kind = "key"
             impl = str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
+        placement = None
+        sharding = None
+        if not local or not leaf.is_fully_addressable:
+            placement, sharding = self._placement(path, leaf)
         dtype = np.dtype(leaf.dtype)
-        if local and leaf.is_fully_addressable:
-            return Leaf(
-                path,
-                kind,
-                dtype.name,
-                leaf.shape,
-                itemsize=dtype.itemsize,
-                impl=impl,
-                weak=weak,
-            )
-        placement, sharding = self._placement(path, leaf)
         return Leaf(
             path,
             kind,
@@ -279,9 +256,10 @@ def _check_dtype(path: str, dtype: Dtype) -> None:
         raise UnsupportedLeaf(message, leaf=path, found=str(dtype))
 
 
+@functools.cache
 def row_placement(count: int, rank: int) -> ShardPlacement:
     """Returns the placement of [count, ...]: a row a process, `rank` more axes. The rows are the
-    host's.
+    host's. It is one object for all leaves.
     """
     return ShardPlacement((count, *(1,) * rank), np.arange(count)[:, None], np.full((count, 1), -1))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from holdfast.multihost.group.group import SaveStage
+from holdfast.multihost.group.group import SaveStage, runtime_indices
 from holdfast.multihost.group.late import AwaitedSave
 from holdfast.multihost.instruments import Phase
 
@@ -431,10 +431,13 @@ class SaveStager:
 
     def _planner(self, item: str) -> Planner:
         if item not in self._planners:
-            limit = self._root.storage.max_file_bytes
-            per_process = self._root.options.per_process
-            self._planners[item] = Planner.of_group(
-                self._root.group, max_file_bytes=limit, per_process=per_process
+            root = self._root
+            self._planners[item] = Planner(
+                root.group.index,
+                root.group.count,
+                processes=runtime_indices(root.group),
+                max_file_bytes=root.storage.max_file_bytes,
+                per_process=root.options.per_process,
             )
         return self._planners[item]
 
