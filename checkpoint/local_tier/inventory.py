@@ -173,4 +173,4 @@ def _check_item(name: str, tree: TreeText | None, reports: Sequence[ItemReport])
             f"item {name!r} of a local step: the reports of its parts are not what its plan"
             " asks for"
         )
-    check_shares(name, tree.plan, tree.names, reports)
+    check_shares(name, tree, reports)

@@ -21,6 +21,7 @@ from ..arrays.sharding import show_sharding
 from ..errors import SaveFailed
 from ..format.item_report import ItemReport
 from .plan import Leaf, Plan
+from .record_builder import TreeText
 from .replicas import ANSWER_S, ReplicaSums, answer_for, ask_all
 
 
@@ -30,20 +31,13 @@ class PlansDiffer(SaveFailed):
     item: str = ""
 
 
-def check_reports(item: str, plan: Plan, reports: Sequence[ItemReport]) -> None:
+def check_shares(item: str, tree: TreeText, reports: Sequence[ItemReport]) -> None:
     """Raises SaveFailed when the reports, in rank order, are not of one plan and equal leaves.
 
     Its message names the leaf and the processes that differ; `process` is the first of them. It is
     a PlansDiffer where the plans do.
     """
-    names = [plan.leaves[index].path for index in plan.local_leaves]
-    names += [leaf.path for leaf in plan.value_leaves]
-    check_shares(item, plan.hash, names, reports)
-
-
-def check_shares(item: str, plan: str, names: Sequence[str], reports: Sequence[ItemReport]) -> None:
-    """Does so where a plan is known by its hash, and by the names of its local leaves."""
-    others = [report.process for report in reports if report.plan != plan]
+    others = [report.process for report in reports if report.plan != tree.plan]
     if others:
         message = (
             f"item {item!r}: processes {others} planned another save than process"
@@ -53,7 +47,7 @@ def check_shares(item: str, plan: str, names: Sequence[str], reports: Sequence[I
         raise PlansDiffer(message, process=others[0], item=item)
     # Compared as a whole first: 4,096 processes with 1,000 local leaves are 4 million values.
     differing = [report for report in reports if report.local != reports[0].local]
-    for position, name in enumerate(names if differing else []):
+    for position, name in enumerate(tree.names if differing else ()):
         others = [
             report.process
             for report in differing

@@ -97,6 +97,10 @@ def build_record(
         f"{json.dumps(name)}:{_item_text(name, plan, reports)}"
         for name, (plan, reports) in items.items()
     ]
+    return _sealed(head, bodies)
+
+
+def _sealed(head: RecordHead, bodies: Sequence[str]) -> bytes:
     return sealed(f'{head.to_text()},"items":{{{",".join(bodies)}}}'.encode())
 
 
@@ -147,8 +151,11 @@ def _draft(plan: Plan) -> bytes:
         ItemReport(rank, plan.hash, tuple(written), values=own if rank else everything)
         for rank, written in files.items()
     ]
-    head = RecordHead(0, _SOME_SAVE, plan.process_count, started_s=0, finished_s=0)
-    return build_record(head, {"state": (plan, reports)})
+    return build_record(_draft_head(plan), {"state": (plan, reports)})
+
+
+def _draft_head(plan: Plan) -> RecordHead:
+    return RecordHead(0, _SOME_SAVE, plan.process_count, started_s=0, finished_s=0)
 
 
 def check_sizes(
@@ -211,18 +218,23 @@ def _item_text(name: str, plan: Plan | TreeText | None, reports: Sequence[ItemRe
     ]
     if plan is None:
         return _dump(_plain_item(files, reports))
+    tree = plan if isinstance(plan, TreeText) else tree_text(plan)
+    end = f',"values":{_dump(_values(tree.values, reports))},"files":{_dump(files)}}}'
     if all(report.where is None for report in reports):
-        tree = plan if isinstance(plan, TreeText) else tree_text(plan)
         assert len(files) == tree.files, (
             f"item {name}: {len(files)} files were reported, {tree.files} planned"
         )
-        text = tree.text
-        kept = tree.values
-    else:
-        assert isinstance(plan, Plan)
-        text = _laid_out_text(plan, reports)
-        kept = _kept_per_process(plan)
-    return f'{text},"values":{_dump(_values(kept, reports))},"files":{_dump(files)}}}'
+        return tree.text + end
+    assert isinstance(plan, Plan)
+    # Incremental saves repeat a layout: its text is made, and parsed as readers will, once.
+    layout = [(report.where, len(report.files)) for report in reports]
+    if plan.cache.get("layout") != layout:
+        text = _static_text(plan, _reported_files(plan, reports))
+        draft = _sealed(_draft_head(plan), [f"{json.dumps(name)}:{text}{end}"])
+        check_record(draft, f"the item {name!r}")
+        plan.cache.update({"layout": layout, "laid out": text})
+    laid_out: str = plan.cache["laid out"]
+    return laid_out + end
 
 
 def _plain_item(files: list[Any], reports: Sequence[ItemReport]) -> dict[str, Any]:
@@ -237,17 +249,6 @@ def _plain_item(files: list[Any], reports: Sequence[ItemReport]) -> dict[str, An
     return item
 
 
-def _laid_out_text(plan: Plan, reports: Sequence[ItemReport]) -> str:
-    """Returns an item's text where the processes say which files have their chunks."""
-    layout = [(report.where, len(report.files)) for report in reports]
-    # Incremental saves repeat a layout: its text is made, and parsed as readers will, once.
-    if plan.cache.get("layout") != layout:
-        text = _static_text(plan, _reported_files(plan, reports))
-        plan.cache.update({"layout": layout, "laid out": text, "layout is unread": True})
-    laid_out: str = plan.cache["laid out"]
-    return laid_out
-
-
 def tree_text(plan: Plan) -> TreeText:
     """Returns what a record says of a tree whose files are as planned; made once a plan."""
     text = plan.once("record", lambda: _static_text(plan, _planned_files(plan)))
@@ -255,12 +256,8 @@ def tree_text(plan: Plan) -> TreeText:
         *(plan.leaves[index].path for index in plan.local_leaves),
         *(leaf.path for leaf in plan.value_leaves),
     )
-    kept = _kept_per_process(plan)
+    kept = tuple(leaf.per_process for leaf in plan.value_leaves)
     return TreeText(plan.hash, text, len(plan.files), kept, names=names)
-
-
-def _kept_per_process(plan: Plan) -> tuple[bool, ...]:
-    return tuple(leaf.per_process for leaf in plan.value_leaves)
 
 
 def _planned_files(plan: Plan) -> list[Ints]:

@@ -43,8 +43,8 @@ from .incremental import SaveHistory
 from .item_files import report_json, write_files, write_json
 from .pack_writer import write_snapshot
 from .plan import Plan
-from .plan_mismatch import check_json, check_own_names, check_reports
-from .record_builder import RecordHead, build_record
+from .plan_mismatch import check_json, check_own_names, check_shares
+from .record_builder import RecordHead, build_record, tree_text
 from .snapshot import begin_copies
 from .stager import JsonValue, OneSave
 
@@ -66,7 +66,6 @@ class SnapshotWork(SaveWork):
         self._history = history
         self._statistics = statistics
         self._process = save.root.group.index
-        self._items: Mapping[str, tuple[Plan | None, list[ItemReport]]] = {}
         self._branch: BranchStart | None = None
 
     def write(self) -> Prepared:
@@ -147,16 +146,15 @@ class SnapshotWork(SaveWork):
             plan = save.trees[name][0] if name in save.trees else None
             shares = [report.items[name] for report in reports]
             if plan is not None:
-                check_reports(name, plan, shares)
+                check_shares(name, tree_text(plan), shares)
             elif name in save.values and not save.values[name].per_process:
                 check_json(name, shares)
             elif name in save.files:
                 check_own_names(name, shares)
             items[name] = (plan, shares)
-        self._items = items
         self._branch = self._current_branch()
         record = self._record(items)
-        self._check(record)
+        self._check(record, items)
         return record
 
     def _current_branch(self) -> BranchStart | None:
@@ -179,26 +177,18 @@ class SnapshotWork(SaveWork):
             items,
         )
 
-    def _check(self, record: bytes) -> None:
+    def _check(
+        self, record: bytes, items: Mapping[str, tuple[Plan | None, list[ItemReport]]]
+    ) -> None:
         """Reads the record as a reader will, without what was read at an earlier save.
 
         That is what a plan alone says (see check_plan), and a layout.
         """
-        unread = [
-            plan
-            for plan, _ in self._items.values()
-            if plan is not None and plan.cache.get("layout is unread")
-        ]
         where = self._save.where
-        if unread:
-            check_record(record, where)
-            for plan in unread:
-                plan.cache["layout is unread"] = False
-            return
         check_record_size(record, where)
-        without_plans = {name: (None, shares) for name, (_, shares) in self._items.items()}
+        without_plans = {name: (None, shares) for name, (_, shares) in items.items()}
         check_record(self._record(without_plans), where)
-        for _, shares in self._items.values():
+        for _, shares in items.values():
             for kind, text in (value for share in shares for value in share.values):
                 decode_value(kind, text)
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from holdfast.checkpoint import (
     StepExists,
     UnsupportedLeaf,
 )
+from holdfast.checkpoint.agreement.save_protocol import SaveReport
 from holdfast.checkpoint.saving import async_saver, snapshot
 from holdfast.checkpoint.saving.async_saver import AsyncSaver
 from holdfast.checkpoint.saving.save import SnapshotWork, StepSaver
@@ -436,17 +437,18 @@ def test_a_late_cancel_stops_the_commit(tmp_path: Path, monkeypatch: pytest.Monk
     name any more.
     """
     with CheckpointManager(tmp_path) as manager:
-        parse = SnapshotWork._check
+        build = SnapshotWork.build
         handles = []
         in_time = []
         started = threading.Event()
 
-        def check(work: SnapshotWork, record: bytes) -> None:
-            parse(work, record)
+        def build_late(work: SnapshotWork, reports: Sequence[SaveReport]) -> bytes:
+            record = build(work, reports)
             assert started.wait(60)
             in_time.append(handles[0].cancel())
+            return record
 
-        monkeypatch.setattr(SnapshotWork, "_check", check)
+        monkeypatch.setattr(SnapshotWork, "build", build_late)
         handles.append(manager.save(1, tree(1)))
         started.set()
         with pytest.raises(SaveCancelled):

@@ -15,11 +15,12 @@ from holdfast.checkpoint.saving.plan_mismatch import (
     PlansDiffer,
     ShownLeaf,
     ShownLeaves,
-    check_reports,
+    check_shares,
     explain,
     first_difference,
     receive_result,
 )
+from holdfast.checkpoint.saving.record_builder import tree_text
 from holdfast.multihost import Group, Solo
 from tests.support.checkpointing import at_once, groups
 
@@ -41,12 +42,12 @@ def test_differences_between_processes_are_named() -> None:
         Leaf("name", "str"),
     )
     good = [ItemReport(0, plan.hash, (), (1, 2)), ItemReport(1, plan.hash, (), (1, 2))]
-    check_reports("state", plan, good)
+    check_shares("state", tree_text(plan), good)
     with pytest.raises(SaveFailed, match=r"processes \[1\] planned another save") as caught:
-        check_reports("state", plan, [good[0], ItemReport(1, "other", (), (1, 2))])
+        check_shares("state", tree_text(plan), [good[0], ItemReport(1, "other", (), (1, 2))])
     assert caught.value.process == 1
     with pytest.raises(SaveFailed, match=r"leaf 'name' .* differs on processes \[1\]"):
-        check_reports("state", plan, [good[0], ItemReport(1, plan.hash, (), (1, 3))])
+        check_shares("state", tree_text(plan), [good[0], ItemReport(1, plan.hash, (), (1, 3))])
 
 
 class Looked(tuple[int, ...]):
@@ -64,11 +65,11 @@ def test_equal_processes_cost_no_look_each() -> None:
     plan = plan_of(*[Leaf(f"leaf{number}", "str") for number in range(50)])
     reports = [ItemReport(rank, plan.hash, (), Looked(range(50))) for rank in range(100)]
     Looked.looks = 0
-    check_reports("state", plan, reports)
+    check_shares("state", tree_text(plan), reports)
     assert Looked.looks == 0
     reports[7] = ItemReport(7, plan.hash, (), Looked([*range(49), 0]))
     with pytest.raises(SaveFailed, match=r"leaf 'leaf49' .* differs on processes \[7\]"):
-        check_reports("state", plan, reports)
+        check_shares("state", tree_text(plan), reports)
     assert Looked.looks == 100
 
 
