@@ -93,39 +93,18 @@ def read_record_together(
     """
     if group.count == 1:
         return SentRecord(read_record(storage, step_dir))
-    if group.index == 0:
-        return _read_and_send(
-            storage,
-            step_dir,
-            group,
-            name,
-            question=question,
-            timeout_s=timeout_s,
-            find_room=find_room,
-        )
-    message = hear(group, name, question, RecordMessage.from_bytes, timeout_s)
-    data = message.record
-    if data is None:
-        data = fetch_record(storage, step_dir)
-        if message.crc is not None and crc32c(data) != message.crc:
-            path = join(storage.root, step_dir, RECORD_NAME)
-            raise StepGone(
-                f"{path}: the step was overwritten while it was being read; restore it again",
-                path=path,
-            )
-    return SentRecord(parse_fetched(data, storage, step_dir), message.has_room)
-
-
-def _read_and_send(
-    storage: Storage,
-    step_dir: str,
-    group: Group,
-    name: str,
-    *,
-    question: str,
-    timeout_s: float,
-    find_room: Callable[[Record], bool],
-) -> SentRecord:
+    if group.index:
+        heard = hear(group, name, question, RecordMessage.from_bytes, timeout_s)
+        data = heard.record
+        if data is None:
+            data = fetch_record(storage, step_dir)
+            if heard.crc is not None and crc32c(data) != heard.crc:
+                path = join(storage.root, step_dir, RECORD_NAME)
+                raise StepGone(
+                    f"{path}: the step was overwritten while it was being read; restore it again",
+                    path=path,
+                )
+        return SentRecord(parse_fetched(data, storage, step_dir), heard.has_room)
     message = RecordMessage(question).to_bytes()
     try:
         data = fetch_record(storage, step_dir)
