@@ -271,7 +271,7 @@ class SaveHandle:
         assert self._save is not None
         began_s = time.perf_counter()
         end = time.monotonic() + self._bound_s
-        for _, snapshot in self._save.trees.values():
+        for snapshot in self._save.trees.values():
             while not snapshot.wait(min(LOOK_S, max(0.0, end - time.monotonic()))):
                 if self.done():
                     break
@@ -282,7 +282,7 @@ class SaveHandle:
     def _let_go_of_arrays(self) -> None:
         """Calls the save off if it still needs the caller's arrays; blocks while it copies some."""
         assert self._save is not None
-        snapshots = [snapshot for _, snapshot in self._save.trees.values()]
+        snapshots = self._save.trees.values()
         if all(snapshot.wait(0) for snapshot in snapshots):
             return
         self.cancel()

@@ -27,6 +27,7 @@ from ..format.values import count_value_bytes, encode_value
 from ..storage.tombstone import sealed
 from .pack_writer import plan_pack
 from .plan import Plan
+from .snapshot import Snapshot
 
 FILE_BYTES = 220  # of a file's entry in a record, at most: names of items are short
 # of a chunk's entry in a header, at most, besides six for each character of its name and what its
@@ -158,20 +159,19 @@ def _draft_head(plan: Plan) -> RecordHead:
     return RecordHead(0, _SOME_SAVE, plan.process_count, started_s=0, finished_s=0)
 
 
-def check_sizes(
-    trees: Mapping[str, tuple[Plan, Sequence[Any]]], name_bytes: int, metadata: Any
-) -> None:
+def check_sizes(trees: Mapping[str, Snapshot], name_bytes: int, metadata: Any) -> None:
     """Raises UnsupportedLeaf where a tree's Python values are too large, ValueError for the record.
 
-    `trees` has each tree's plan and Python values; `name_bytes` say where JSON and files are. What
-    the values of other processes add is known when the record is built.
+    `name_bytes` say where JSON and files are. What the values of other processes add is known when
+    the record is built.
     """
     parts = {
         "the metadata": len(_metadata_text(metadata).encode()),
         "the names of JSON items and files": name_bytes,
     }
-    for name, (plan, values) in trees.items():
-        sizes = [count_value_bytes(value) for value in values]
+    for name, snapshot in trees.items():
+        plan = snapshot.plan
+        sizes = [count_value_bytes(value) for value in snapshot.values]
         if sum(sizes) > JSON_LIMIT_BYTES:
             nbytes = max(sizes)
             path = plan.value_leaves[sizes.index(nbytes)].path

@@ -46,7 +46,7 @@ from .plan import Plan
 from .plan_mismatch import check_json, check_own_names, check_shares
 from .record_builder import RecordHead, build_record, tree_text
 from .snapshot import begin_copies
-from .stager import JsonValue, OneSave
+from .stager import OneSave
 
 _log = logging.getLogger(__name__)
 SPARE_BYTES = 1 << 20  # for headers, the record and folders, when free space is checked
@@ -74,7 +74,7 @@ class SnapshotWork(SaveWork):
         if save.broken is not None:
             raise save.broken
         self._check_space()
-        begin_copies(snapshot for _, snapshot in save.trees.values())
+        begin_copies(save.trees.values())
         try:
             return Prepared(self._write_items(self._progress()))
         except FileNotFoundError as error:
@@ -86,7 +86,7 @@ class SnapshotWork(SaveWork):
     def _write_items(self, progress: Callable[[int], None]) -> dict[str, ItemReport]:
         save = self._save
         reports = {}
-        for name, (_, snapshot) in save.trees.items():
+        for name, snapshot in save.trees.items():
             with save.item(name).synced_once() as place:
                 reports[name] = write_snapshot(
                     snapshot,
@@ -96,7 +96,7 @@ class SnapshotWork(SaveWork):
                     statistics=self._statistics,
                 )
         for name, value in save.values.items():
-            if self._writes(value):
+            if value.per_process or self._process == 0:
                 reports[name] = write_json(save.item(name), self._process, value.data)
             else:
                 reports[name] = report_json(self._process, value.data)
@@ -104,9 +104,6 @@ class SnapshotWork(SaveWork):
             with save.item(name).synced_once() as place:
                 reports[name] = write_files(place, self._process, staged, progress)
         return reports
-
-    def _writes(self, value: JsonValue) -> bool:
-        return value.per_process or self._process == 0
 
     def _progress(self) -> Callable[[int], None]:
         """Returns what is called with the bytes of each piece that is out."""
@@ -142,8 +139,9 @@ class SnapshotWork(SaveWork):
         """Returns the record, at the primary. Raises SaveFailed where the reports do not fit."""
         save = self._save
         items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
-        for name in [*save.trees, *save.values, *save.files]:
-            plan = save.trees[name][0] if name in save.trees else None
+        plans = save.plans
+        for name in [*plans, *save.values, *save.files]:
+            plan = plans.get(name)
             shares = [report.items[name] for report in reports]
             if plan is not None:
                 check_shares(name, tree_text(plan), shares)
@@ -361,10 +359,8 @@ class StepSaver:
             index.remove(after.superfluous)
         if after.branch is not None and self.state.leave is not None:
             self.state.leave(after.branch, save.step)
-        if self.root.group.index:
-            return
         root = self.root
-        if root.storage.posix is not None:
+        if root.group.index or root.storage.posix is not None:
             return
 
         def announce() -> None:

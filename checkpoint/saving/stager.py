@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -153,7 +153,7 @@ class OneSave:
     folder: str = ""
     overwrite: bool = False
     place: Position = field(default_factory=Position)
-    trees: dict[str, tuple[Plan, Snapshot]] = field(default_factory=dict)
+    trees: dict[str, Snapshot] = field(default_factory=dict)
     replicas: dict[str, ReplicaSums] = field(default_factory=dict)
     values: dict[str, JsonValue] = field(default_factory=dict)
     files: dict[str, StagedFiles] = field(default_factory=dict)
@@ -244,17 +244,17 @@ class OneSave:
     @property
     def plans(self) -> dict[str, Plan]:
         """The plans of the trees, by item."""
-        return {item: plan for item, (plan, _) in self.trees.items()}
+        return {item: snapshot.plan for item, snapshot in self.trees.items()}
 
     @property
     def total_bytes(self) -> int:
         """The bytes that all processes write of the trees, and this one of files."""
-        return sum(plan.total_bytes for plan, _ in self.trees.values()) + self._files_bytes
+        return sum(plan.total_bytes for plan in self.plans.values()) + self._files_bytes
 
     @property
     def own_bytes(self) -> int:
         """The bytes that this process writes of trees and files."""
-        return sum(plan.own_bytes for plan, _ in self.trees.values()) + self._files_bytes
+        return sum(plan.own_bytes for plan in self.plans.values()) + self._files_bytes
 
     @property
     def _files_bytes(self) -> int:
@@ -320,7 +320,7 @@ class OneSave:
 
     def release(self) -> None:
         """Drops what the snapshots still hold, and removes scratch folders."""
-        for _, snapshot in self.trees.values():
+        for snapshot in self.trees.values():
             snapshot.release()
         for staged in self.files.values():
             staged.release()
@@ -350,11 +350,7 @@ class SaveStager:
                 else:
                     save.values[name] = _stage_json(name, value)
             save.describe(order)
-            check_sizes(
-                {name: (plan, snapshot.values) for name, (plan, snapshot) in save.trees.items()},
-                self._name_bytes(save.values.values(), save.files.values()),
-                save.metadata,
-            )
+            check_sizes(save.trees, self._name_bytes(save), save.metadata)
         except BaseException as error:
             save.drop()
             if not isinstance(error, jax.errors.JaxRuntimeError):
@@ -376,7 +372,7 @@ class SaveStager:
             with paused_gc():
                 sums = self._view_replicas(save, plan, tree)
                 views = sums.views if sums is not None and cast is tree else {}
-                save.trees[name] = plan, self._take_snapshot(save, name, plan, cast, views)
+                save.trees[name] = self._take_snapshot(save, name, plan, cast, views)
             # After the copies: where devices share the host's cores they would wait.
             if sums is not None and sums.dispatch(tree.leaves, save.waits):
                 save.replicas[name] = sums
@@ -398,11 +394,13 @@ class SaveStager:
             views=views,
         )
 
-    def _name_bytes(self, values: Iterable[JsonValue], files: Iterable[StagedFiles]) -> int:
+    def _name_bytes(self, save: OneSave) -> int:
         """Returns how many bytes of the record say where JSON and files are, about."""
         count = self._root.group.count
-        nbytes = sum(FILE_BYTES * (count if value.per_process else 1) for value in values)
-        for staged in files:
+        nbytes = 0
+        for value in save.values.values():
+            nbytes += FILE_BYTES * (count if value.per_process else 1)
+        for staged in save.files.values():
             own = sum(FILE_BYTES + len(json.dumps(name)) for name in staged.names)
             nbytes += own * (count if staged.per_process else 1)
         return nbytes

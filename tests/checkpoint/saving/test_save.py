@@ -233,7 +233,7 @@ def test_who_receives_no_result_reads_the_record(
             "whether step 2 was saved is not known: process 1 was not told how it ended: "
         )
         assert len([*tmp_path.glob("2/state/00001-*")]) == len(
-            staged(follower, 2, 2).trees["state"][0].own
+            staged(follower, 2, 2).trees["state"].plan.own
         )
     primary.root.claims.fence(writer.id)
     shutil.rmtree(tmp_path)

@@ -88,7 +88,7 @@ def test_items_are_told_apart(save_stager: SaveStager) -> None:
         and staged.metadata == {"run": "a"}
     )
     assert staged.total_bytes == staged.own_bytes == 16 + 16
-    assert [leaf.per_process for leaf in staged.trees["state"][0].leaves] == [True, False]
+    assert [leaf.per_process for leaf in staged.trees["state"].plan.leaves] == [True, False]
 
 
 def test_each_item_keeps_its_plans(save_stager: SaveStager) -> None:
@@ -96,8 +96,8 @@ def test_each_item_keeps_its_plans(save_stager: SaveStager) -> None:
     items = {"state": {"w": np.zeros(4)}, "ema": {"w": np.zeros(4)}}
     first, second = (stage(save_stager, items=items) for _ in range(2))
     for name in items:
-        assert second.trees[name][0] is first.trees[name][0]
-    assert first.trees["ema"][0] is not first.trees["state"][0]
+        assert second.trees[name].plan is first.trees[name].plan
+    assert first.trees["ema"].plan is not first.trees["state"].plan
 
 
 @pytest.mark.parametrize(
