@@ -174,6 +174,10 @@ class SavedItem(NamedTuple):
     packs: Mapping[int, WrittenPack] = MappingProxyType({})
     arrays: Arrays = MappingProxyType({})
 
+    def unmoved(self, leaves: Sequence[Any]) -> set[int]:
+        """Returns which leaves of that plan are the very arrays that were saved."""
+        return {index for index, array in self.arrays.items() if array() is leaves[index]}
+
 
 def never_changes(leaf: Any) -> bool:
     """Says whether a leaf that is the same object always has the same values."""
@@ -216,7 +220,7 @@ def link_unmoved(
     files: dict[int, set[int]] = {}
     chunks: set[tuple[int, int]] = set()
     saved = history.of(target.item, plan)
-    unmoved = {index for index, array in saved.arrays.items() if array() is leaves[index]}
+    unmoved = saved.unmoved(leaves)
     for pack, old in saved.packs.items() if unmoved else ():
         own = plan.own[pack]
         same = [chunk.leaf in unmoved for chunk in own]

@@ -7,6 +7,7 @@ known from the plan. Packs of a process are written side by side.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -33,7 +34,6 @@ from ..storage.threads import run_side_by_side
 from .incremental import (
     MAX_LINKS,
     NAMES,
-    ChunkDigest,
     ChunkFate,
     RunningDigest,
     SaveHistory,
@@ -171,7 +171,7 @@ class _PackWriter:
         head = planned.frame.join(sums.checksums)
         report = FileReport(name, planned.size, len(head), crc32c(head))
         file = WrittenFile(self._target.path(name), report, planned.size - len(head))
-        return WrittenPack((file,), sums.fates(), written_bytes=planned.size)
+        return WrittenPack((file,), tuple(sums.fates), written_bytes=planned.size)
 
     def _note_in_place(self, pack: int, planned: PackPlan, parts: Iterator[Part]) -> Iterator[Part]:
         """Passes a pack's parts on; notes when the chunks that lie in the caller's arrays are out.
@@ -190,56 +190,63 @@ class _PackWriter:
         self, pack: int, planned: PackPlan, shards: list[Any], old: WrittenPack
     ) -> WrittenPack:
         """Links the files of the last save that are worth it, and writes all other chunks."""
-        # Links come first, while the bytes are held: what cannot be linked is written.
-        files, fates = self._link_old(pack, planned, shards, old)
-        changed = [index for index, fate in enumerate(fates) if fate is None]
-        linked_bytes = sum(
-            chunk.nbytes
-            for chunk, fate in zip(planned.chunks, fates, strict=True)
-            if fate is not None
-        )
-        if self._progress is not None and linked_bytes:
-            self._progress(linked_bytes)
-        written_bytes = 0
-        if changed:
-            if files:
-                planned = lay_out_pack(self._plan, [planned.chunks[index] for index in changed])
-            rest = [shards[index] for index in changed]
-            shards.clear()  # each is dropped once it is written
-            new = self._write_new(pack * NAMES + len(old.files), planned, rest)
-            for index, fate in zip(changed, new.chunks, strict=True):
-                fates[index] = ChunkFate(len(files), fate.crc, fate.digest)
-            files.extend(new.files)
-            written_bytes = new.written_bytes
-        chunks = tuple(fate for fate in fates if fate is not None)  # each is known by now
-        return WrittenPack(tuple(files), chunks, linked_bytes, written_bytes)
-
-    def _link_old(
-        self, pack: int, planned: PackPlan, shards: list[Any], old: WrittenPack
-    ) -> tuple[list[WrittenFile], list[ChunkFate | None]]:
-        """Returns the files that it linked, and the fates of their chunks; drops the shards."""
         unchanged = [
             # A shard that is None is of a leaf that is the same array: its chunk has been linked.
             shard is None
             or (fate.digest is not None and is_unchanged(chunk_bytes(shard, chunk), fate.digest))
             for shard, chunk, fate in zip(shards, planned.chunks, old.chunks, strict=True)
         ]
+        # Links come first, while the bytes are held: what cannot be linked is written.
+        linked = self._link_old(pack, planned, old, unchanged)
+        is_changed = [
+            not same or fate.file not in linked
+            for same, fate in zip(unchanged, old.chunks, strict=True)
+        ]
+        changed = list(itertools.compress(planned.chunks, is_changed))
+        linked_bytes = sum(chunk.nbytes for chunk in planned.chunks)
+        linked_bytes -= sum(chunk.nbytes for chunk in changed)
+        if self._progress is not None and linked_bytes:
+            self._progress(linked_bytes)
+        new = WrittenPack((), ())
+        if changed:
+            rest = list(itertools.compress(shards, is_changed))
+            shards.clear()  # each is dropped once it is written
+            if linked:
+                planned = lay_out_pack(self._plan, changed)
+            new = self._write_new(pack * NAMES + len(old.files), planned, rest)
+        return _join(old, linked, is_changed, replace(new, linked_bytes=linked_bytes))
+
+    def _link_old(
+        self, pack: int, planned: PackPlan, old: WrittenPack, unchanged: Sequence[bool]
+    ) -> dict[int, WrittenFile]:
+        """Returns the files that got a second name, by their numbers, from oldest to newest."""
         linked = self._snapshot.unmoved.files.get(pack, set())
         worth = choose_links(old, unchanged, [chunk.nbytes for chunk in planned.chunks])
-        files: list[WrittenFile] = []
-        fates: list[ChunkFate | None] = [None] * len(shards)
+        files = {}
         for number in sorted(linked.union(worth[: MAX_LINKS - len(linked)])):
             known = old.files[number]
             name = link_name(self._plan, pack, number, self._target.save_id)
-            if number not in linked and not link_file(self._target, known, name):
-                continue
-            for index, fate in enumerate(old.chunks):
-                if unchanged[index] and fate.file == number:
-                    fates[index] = ChunkFate(len(files), fate.crc, fate.digest)
-                    shards[index] = None
-            report = replace(known.report, name=name)
-            files.append(replace(known, name=self._target.path(name), report=report))
-        return files, fates
+            if number in linked or link_file(self._target, known, name):
+                report = replace(known.report, name=name)
+                files[number] = replace(known, name=self._target.path(name), report=report)
+        return files
+
+
+def _join(
+    old: WrittenPack,
+    linked: Mapping[int, WrittenFile],
+    is_changed: Sequence[bool],
+    new: WrittenPack,
+) -> WrittenPack:
+    """Returns the pack of the files that were linked and the new one."""
+    places = {number: place for place, number in enumerate(linked)}
+    written = iter(new.chunks)
+    fates = []
+    for changed, fate in zip(is_changed, old.chunks, strict=True):
+        place = len(linked) if changed else places[fate.file]
+        found = next(written) if changed else fate
+        fates.append(ChunkFate(place, found.crc, found.digest))
+    return replace(new, files=(*linked.values(), *new.files), chunks=tuple(fates))
 
 
 def _local_crcs(snapshot: Snapshot, packs: dict[int, WrittenPack]) -> tuple[int, ...]:
@@ -303,32 +310,33 @@ def lay_out_pack(plan: Plan, chunks: Sequence[Chunk]) -> PackPlan:
 
 
 class ChunkSums:
-    """The checksums of a pack's chunks, in order, and their digests if these are wanted.
+    """The checksums of a pack's chunks, in order, and their fates in one file, with digests if they
+    are wanted.
 
-    Those of large chunks that are `known`, by the chunks' places, are not computed.
+    The checksums of large chunks that are `known`, by the chunks' places, are not computed.
     """
 
     def __init__(
         self, known: Mapping[int, ChunkChecksum] = _NONE, *, with_digests: bool = False
     ) -> None:
         self._known = known
+        self._with_digests = with_digests
         self.checksums: list[ChunkChecksum] = []
-        self.digests: list[ChunkDigest] | None = [] if with_digests else None
+        self.fates: list[ChunkFate] = []
 
-    def fates(self) -> tuple[ChunkFate, ...]:
-        """Returns the fates of chunks that are in one file."""
-        if self.digests is None:
-            return tuple([ChunkFate(0, checksum.crc) for checksum in self.checksums])
-        sums = zip(self.checksums, self.digests, strict=True)
-        return tuple([ChunkFate(0, checksum.crc, digest) for checksum, digest in sums])
+    def _add(self, checksum: ChunkChecksum, digest: RunningDigest | None) -> None:
+        self.checksums.append(checksum)
+        self.fates.append(ChunkFate(0, checksum.crc, None if digest is None else digest.result()))
+
+    def _begin_digest(self) -> RunningDigest | None:
+        return RunningDigest() if self._with_digests else None
 
     def add_small(self, data: memoryview) -> None:
         """Adds a chunk below LARGE_BYTES."""
-        self.checksums.append(ChunkChecksum(crc32c(data)))
-        if self.digests is not None:
-            running = RunningDigest()
-            running.add(data)
-            self.digests.append(running.result())
+        digest = self._begin_digest()
+        if digest is not None:
+            digest.add(data)
+        self._add(ChunkChecksum(crc32c(data)), digest)
 
     def add_large(self, data: memoryview, piece_bytes: int) -> Iterator[tuple[int, memoryview]]:
         """Yields the pieces of a chunk and where they begin, each summed just before.
@@ -337,7 +345,7 @@ class ChunkSums:
         """
         known = self._known.get(len(self.checksums))
         summed = RunningChecksum()
-        digest = None if self.digests is None else RunningDigest()
+        digest = self._begin_digest()
         for start in range(0, data.nbytes, piece_bytes):
             piece = data[start : start + piece_bytes]
             if known is None:
@@ -346,9 +354,7 @@ class ChunkSums:
                 for begin in range(0, piece.nbytes, PIECE_BYTES):
                     digest.add(piece[begin : begin + PIECE_BYTES])
             yield start, piece
-        if self.digests is not None and digest is not None:
-            self.digests.append(digest.result())
-        self.checksums.append(summed.result() if known is None else known)
+        self._add(summed.result() if known is None else known, digest)
 
 
 def pack_parts(

@@ -215,4 +215,5 @@ def test_a_digest_is_the_same_whatever_the_pieces() -> None:
     data = memoryview(random_array("uint8", (SENT_BYTES + 3,)))
     sums = ChunkSums(with_digests=True)
     assert [start for start, _ in sums.add_large(data, SENT_BYTES)] == [0, SENT_BYTES]
-    assert sums.digests is not None and is_unchanged(data, sums.digests[0])
+    digest = sums.fates[0].digest
+    assert digest is not None and is_unchanged(data, digest)
