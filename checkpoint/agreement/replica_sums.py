@@ -102,21 +102,12 @@ def difference_of(
     `paths` are those of all leaves, `sets` the shards by set, `answers` are by process. The
     replicas that fewer agree on are the ones that differ; of two all are named.
     """
-    hosts = {process: answer.host for process, answer in answers.items()}
-    by_shard: dict[SharedShard, dict[_Replica, int]] = {}
-    for number, shards in sets.items():
-        _add_set(by_shard, shards, number, answers)
-    for process, answer in answers.items():
-        for each in answer.here:
-            replicas = by_shard.setdefault(each.shard, {})
-            # The sum of the process is that of its first device, which is named here.
-            replicas.pop(_Replica(process, ""), None)
-            replicas |= {_Replica(process, one.device): one.value for one in each.sums}
+    by_shard = _differing(sets, answers)
     if not by_shard:
         return None
-    ordered = sorted(by_shard)
+    hosts = {process: answer.host for process, answer in answers.items()}
     sentences: dict[str, str] = {}
-    for shard in ordered:
+    for shard in sorted(by_shard):
         sentences.setdefault(paths[shard.leaf], _sentence(by_shard[shard], hosts))
     named = [f"{path!r}: {sentence}" for path, sentence in list(sentences.items())[:NAMED_LEAVES]]
     more = len(sentences) - len(named)
@@ -126,33 +117,38 @@ def difference_of(
         " the memory of the device that is named, and at code that gives processes other values;"
         " what differs on purpose goes into Options(may_differ=...)"
     )
-    first = by_shard[ordered[0]]
-    return ReplicasDiffer(
-        message, step=step, leaf=paths[ordered[0].leaf], process=_odd_ones(first)[0].process
-    )
+    first = min(by_shard)
+    odd = _odd_ones(by_shard[first])
+    return ReplicasDiffer(message, step=step, leaf=paths[first.leaf], process=odd[0].process)
 
 
-def _add_set(
-    by_shard: dict[SharedShard, dict[_Replica, int]],
-    shards: Sequence[SharedShard],
-    number: int,
-    answers: Mapping[int, ReplicaAnswer],
-) -> None:
-    """Adds the shards of a set whose sums differ between processes."""
-    # Another number of sums is of a process that leaves other leaves out: nothing is compared.
-    members = [
-        process
-        for process, answer in answers.items()
-        if len(answer.sums.get(number, ())) == len(shards)
-    ]
-    if not members or not shards:
-        return
-    sums = np.array([answers[process].sums[number] for process in members], np.uint64)
-    for place in np.flatnonzero((sums != sums[0]).any(axis=0)).tolist():
-        column = sums[:, place].tolist()
-        by_shard[shards[place]] = {
-            _Replica(process, ""): value for process, value in zip(members, column, strict=True)
-        }
+def _differing(
+    sets: Mapping[int, Sequence[SharedShard]], answers: Mapping[int, ReplicaAnswer]
+) -> dict[SharedShard, dict[_Replica, int]]:
+    """Returns the sums of the replicas of each shard whose sums differ."""
+    by_shard: dict[SharedShard, dict[_Replica, int]] = {}
+    for number, shards in sets.items():
+        # Another number of sums is of a process that leaves other leaves out: nothing is compared.
+        members = [
+            process
+            for process, answer in answers.items()
+            if len(answer.sums.get(number, ())) == len(shards)
+        ]
+        if not members or not shards:
+            continue
+        sums = np.array([answers[process].sums[number] for process in members], np.uint64)
+        for place in np.flatnonzero((sums != sums[0]).any(axis=0)).tolist():
+            by_shard[shards[place]] = {
+                _Replica(process, ""): value
+                for process, value in zip(members, sums[:, place].tolist(), strict=True)
+            }
+    for process, answer in answers.items():
+        for each in answer.here:
+            replicas = by_shard.setdefault(each.shard, {})
+            # The sum of the process is that of its first device, which is named here.
+            replicas.pop(_Replica(process, ""), None)
+            replicas |= {_Replica(process, one.device): one.value for one in each.sums}
+    return by_shard
 
 
 def _odd_ones(replicas: Mapping[_Replica, int]) -> list[_Replica]:

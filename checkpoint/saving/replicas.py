@@ -21,6 +21,7 @@ import socket
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
@@ -108,13 +109,12 @@ class ReplicatedLeaves:
         few = len(small) <= FEW_LEAVES and small_bytes <= FEW_BYTES
         return cls(tuple(large), tuple(small), few)
 
-    def small_at(self, turn: int | None) -> tuple[int, ...]:
-        """Returns the small leaves that a save compares; all without a turn."""
-        return self.small if self.few or turn is None else self.small[turn::TURNS]
-
     def at(self, turn: int | None) -> tuple[int, ...]:
-        """Returns the leaves that a save compares, wholly or in part, in their order."""
-        return tuple(sorted((*self.large, *self.small_at(turn))))
+        """Returns the leaves that a save compares, wholly or in part, in their order; all without a
+        turn.
+        """
+        small = self.small if self.few or turn is None else self.small[turn::TURNS]
+        return tuple(sorted((*self.large, *small)))
 
 
 @dataclass(frozen=True)
@@ -236,23 +236,23 @@ class ReplicaSums:
     def __init__(
         self, comparison: _Comparison, turn: int | None, leaves: Sequence[Any], waits: ArrayWaits
     ) -> None:
-        compared = comparison.at(turn, leaves)
+        self._plan, groups = comparison.at(turn, leaves)
+        self._plan_of = partial(comparison.plan_of, turn)
         self.paths = comparison.paths
         self.views: dict[int, list[Any]] = {}
-        self._plan = compared.own
-        self._plan_of = compared.of_rank
-        self._made: list[_Made] = []
+        self._viewed: list[_Made] = []
+        self._dispatched: list[_Made] = []
         self._sums: dict[int, HostArray] = {}
         self._devices: dict[int, Devices] = {}
         self._later: list[_Group] = []
-        for group in compared.groups:
+        for group in groups:
             self._devices |= dict.fromkeys(group.leaves, group.devices)
             if _is_host(group.devices):
-                self._made.append(self._viewed(group, leaves, turn if group.large else None, waits))
+                self._viewed.append(self._view(group, leaves, turn if group.large else None, waits))
             else:
                 self._later.append(group)
 
-    def _viewed(
+    def _view(
         self, group: _Group, leaves: Sequence[Any], turn: int | None, waits: ArrayWaits
     ) -> _Made:
         views: list[Any] = []
@@ -280,7 +280,7 @@ class ReplicaSums:
             for group in self._later:
                 arrays = [group.data(leaves[index]) for index in group.leaves]
                 with waits.dispatching(arrays):
-                    self._made.append(_Made(group, _program_on(group, arrays)))
+                    self._dispatched.append(_Made(group, _program_on(group, arrays)))
         except Exception as error:
             _log.warning("replicas are not compared at this save: %s", error_text(error))
             return False
@@ -288,8 +288,7 @@ class ReplicaSums:
 
     def sum_on_host(self) -> None:
         """Makes the sums of arrays that lie in the host's memory, and lets go of them."""
-        self._take([one for one in self._made if _is_host(one.group.devices)])
-        self._made = [one for one in self._made if not _is_host(one.group.devices)]
+        self._take(self._viewed)
         self.views.clear()
 
     @property
@@ -299,15 +298,15 @@ class ReplicaSums:
 
     def report(self) -> ReplicaReport:
         """Returns what this process reports. Blocks until the devices have summed."""
-        self._take(self._made)
-        self._made = []
+        self._take(self._dispatched)
         digests = {number: self._plan.digest(number, self._sums) for number in self._plan.sets}
         return ReplicaReport(digests, bool(self._differing_here()))
 
-    def _take(self, made: Sequence[_Made]) -> None:
+    def _take(self, made: list[_Made]) -> None:
         for one in made:
             table = one.sums()
             self._sums |= {leaf: table[:, column] for column, leaf in enumerate(one.group.leaves)}
+        made.clear()
 
     def answer(self, sets: Sequence[int]) -> ReplicaAnswer:
         """Returns the sums of sets, after the report."""
@@ -318,7 +317,7 @@ class ReplicaSums:
         return ReplicaAnswer(socket.gethostname(), sums, here)
 
     def shards_of(self, number: int, rank: int) -> tuple[SharedShard, ...]:
-        """Returns the shards of a set that a rank is in. Arithmetic, over the whole tree."""
+        """Returns the shards of a set that a rank is in."""
         return self._plan_of(rank).sets.get(number, ())
 
     def _differing_here(self) -> list[SharedShard]:
@@ -337,10 +336,9 @@ class ReplicaSums:
 
 
 class _Compared(NamedTuple):
-    """What one turn compares: this process, and any rank."""
+    """What this process compares at one turn, by the groups of its leaves."""
 
     own: ReplicaPlan
-    of_rank: Callable[[int], ReplicaPlan]
     groups: tuple[_Group, ...]
 
 
@@ -371,24 +369,23 @@ class _Comparison:
     def at(self, turn: int | None, leaves: Sequence[Any]) -> _Compared:
         """Returns what a turn compares. `leaves` are any of this plan's."""
         if turn not in self._turns:
-            self._turns[turn] = self._made(turn, leaves)
+            own = self.plan_of(turn, self._plan.process)
+            self._turns[turn] = _Compared(own, self._grouped(own, leaves))
         return self._turns[turn]
 
-    def _made(self, turn: int | None, leaves: Sequence[Any]) -> _Compared:
+    def plan_of(self, turn: int | None, rank: int) -> ReplicaPlan:
+        """Returns what a rank compares at a turn. Arithmetic, over the whole tree."""
         chosen = [index for index in self._replicated.at(turn) if index not in self._left_out]
+        return plan_replicas(self._plan, rank, chosen)
 
-        def of_rank(rank: int) -> ReplicaPlan:
-            return plan_replicas(self._plan, rank, chosen)
-
-        own = of_rank(self._plan.process)
+    def _grouped(self, own: ReplicaPlan, leaves: Sequence[Any]) -> tuple[_Group, ...]:
         # Large leaves have a program of their own: it is the same at each turn.
         grouped: dict[tuple[Devices, bool, bool], list[int]] = {}
         for index in own.leaves:
             is_key = self._plan.leaves[index].kind == "key"
             key = (self._devices_of(leaves[index]), index in self._large, is_key)
             grouped.setdefault(key, []).append(index)
-        groups = tuple(_Group(*key, tuple(indices)) for key, indices in grouped.items())
-        return _Compared(own, of_rank, groups)
+        return tuple(_Group(*key, tuple(indices)) for key, indices in grouped.items())
 
     def _devices_of(self, array: jax.Array) -> Devices:
         """Returns the devices of this process's shards, in their order."""
@@ -448,24 +445,30 @@ def sum_of_words(array: HostArray, turn: int | None = None) -> int:
 def sums_of_words(views: Sequence[HostArray], turn: int | None = None) -> list[int]:
     """Returns the sum of each view, as `sum_of_words` does. Small ones are summed together."""
     sums = [0] * len(views)
-    sizes = [view.nbytes for view in views]
     alone: list[int] = []
     together: dict[Dtype, list[int]] = {}
-    for place, nbytes in enumerate(sizes):
+    for place, view in enumerate(views):
+        nbytes = view.nbytes
         if turn is None and 0 < nbytes <= TOGETHER_BYTES and not nbytes % 4:
-            together.setdefault(views[place].dtype, []).append(place)
+            together.setdefault(view.dtype, []).append(place)
         else:
             alone.append(place)
     for places in together.values():
-        words = np.concatenate([views[place] for place in places], axis=None).view(np.uint32)
-        ends = np.cumsum([sizes[place] // 4 for place in places])
-        starts = np.concatenate([[0], ends[:-1]])
-        of_places = np.add.reduceat(words, starts, dtype=np.uint32).tolist()
-        for place, value in zip(places, of_places, strict=True):
+        made = _sums_at_once([views[place] for place in places])
+        for place, value in zip(places, made, strict=True):
             sums[place] = value
     made = run_side_by_side(lambda place: sum_of_words(views[place], turn), alone, SUM_THREADS)
     for place, value in zip(alone, made, strict=True):
         sums[place] = value
+    return sums
+
+
+def _sums_at_once(views: Sequence[HostArray]) -> list[int]:
+    """Returns the sums of views of one dtype and whole words."""
+    words = np.concatenate(views, axis=None).view(np.uint32)
+    ends = np.cumsum([view.nbytes // 4 for view in views])
+    starts = np.concatenate([[0], ends[:-1]])
+    sums: list[int] = np.add.reduceat(words, starts, dtype=np.uint32).tolist()
     return sums
 
 
@@ -565,16 +568,18 @@ def find_drift(
                 f" of could not be asked: {lost})"
             )
             return ReplicasDiffer(message, step=step)
-        answers = {
-            process: ReplicaAnswer.from_bytes(answer)
-            for process, answer in enumerate(told)
-            if answer
-        }
         shards = {number: own.shards_of(number, _a_holder(by_process, number)) for number in sets}
-        difference = difference_of(item, step, own.paths, shards, answers)
+        difference = difference_of(item, step, own.paths, shards, _answers(told))
         if difference is not None:
             return difference
     return None
+
+
+def _answers(told: Sequence[bytes]) -> dict[int, ReplicaAnswer]:
+    """Returns what the processes that have sums of an item answer."""
+    return {
+        process: ReplicaAnswer.from_bytes(answer) for process, answer in enumerate(told) if answer
+    }
 
 
 def _a_holder(by_process: Mapping[int, ReplicaReport], number: int) -> int:
