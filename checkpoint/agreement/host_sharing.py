@@ -57,14 +57,14 @@ def find_sharers(group: Group, name: str, timeout_s: float, *, asks: bool) -> Sh
     With `asks`, which is alike on all processes, all tell each other where they are. Without it the
     launcher has said so. Blocks. Raises BarrierTimeout, ProcessLost.
     """
-    sharers = _find_sharers(group, name, timeout_s, asks=asks)
+    sharers = launched_sharers() or Sharers(group.count)
+    if asks and group.count > 1:
+        sharers = _ask_where_all_are(group, name, timeout_s)
     note_sharers(sharers)
     return sharers
 
 
-def _find_sharers(group: Group, name: str, timeout_s: float, *, asks: bool) -> Sharers:
-    if not asks or group.count == 1:
-        return launched_sharers() or Sharers(group.count)
+def _ask_where_all_are(group: Group, name: str, timeout_s: float) -> Sharers:
     numbers = cgroup_numbers()
     place = HostPlace(boot_id(), tuple(numbers.values()))
     counts = exchange(group, name, place, SharerCounts.of, SharerCounts, timeout_s=timeout_s)

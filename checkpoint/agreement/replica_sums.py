@@ -118,8 +118,8 @@ def difference_of(
         " what differs on purpose goes into Options(may_differ=...)"
     )
     first = min(by_shard)
-    odd = _odd_ones(by_shard[first])
-    return ReplicasDiffer(message, step=step, leaf=paths[first.leaf], process=odd[0].process)
+    process = _odd_ones(by_shard[first])[0].process
+    return ReplicasDiffer(message, step=step, leaf=paths[first.leaf], process=process)
 
 
 def _differing(

@@ -175,7 +175,7 @@ class RestoreAgreement:
         if self.group.count == 1:
             shortage = None if need is None else find_shortage([need])
             error = error if shortage is None else shortage.error()
-            return Verdict(error, error is not None and _is_mistake(error, is_open=self._is_open))
+            return Verdict(error, self._is_mistake(error))
         return self._exchange(place, error, need=need)[0]
 
     def _exchange(
@@ -187,7 +187,6 @@ class RestoreAgreement:
         shared: Any = None,
     ) -> tuple[Verdict, Sequence[Any]]:
         """Returns the verdict here, and what all share."""
-        is_mistake = error is not None and _is_mistake(error, is_open=self._is_open)
         group = self.group
         call = f"{self._call}, {place}"
         sent = None if error is None else SentError.of(error)
@@ -196,7 +195,7 @@ class RestoreAgreement:
             call,
             self._save_id,
             sent,
-            is_mistake=is_mistake,
+            is_mistake=self._is_mistake(error),
             need=need,
             shared=shared,
         )
@@ -215,6 +214,18 @@ class RestoreAgreement:
         if answer.agreed is None:
             return Verdict(), answer.shared
         return Verdict(answer.agreed.here(group.index, error), answer.is_mistake), ()
+
+    def _is_mistake(self, error: Exception | None) -> bool:
+        """Says whether the caller is mistaken: another tree, more than the host's memory holds, an
+        item that a step which was opened does not have, any error that is not ours.
+        """
+        if error is None:
+            return False
+        return (
+            isinstance(error, TreeMismatch | NotEnoughMemory)
+            or not isinstance(error, CheckpointError)
+            or (isinstance(error, StepNotFound) and self._is_open)
+        )
 
 
 def judge(reports: Sequence[RestoreReport]) -> RestoreAnswer:
@@ -250,14 +261,3 @@ def judge(reports: Sequence[RestoreReport]) -> RestoreAnswer:
     if not any(report.shared for report in reports):
         return RestoreAnswer()
     return RestoreAnswer(shared=tuple(report.shared for report in reports))
-
-
-def _is_mistake(error: Exception, *, is_open: bool) -> bool:
-    """Says whether the caller is mistaken: another tree, more than the host's memory holds, an item
-    that a step which was opened does not have, any error that is not ours.
-    """
-    return (
-        isinstance(error, TreeMismatch | NotEnoughMemory)
-        or not isinstance(error, CheckpointError)
-        or (isinstance(error, StepNotFound) and is_open)
-    )

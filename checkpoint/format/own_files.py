@@ -62,9 +62,6 @@ class StagedFiles:
     per_process: bool
     nbytes: int
 
-    def __len__(self) -> int:
-        return len(self.names)
-
     def release(self) -> None:
         """Removes them."""
         shutil.rmtree(self.folder, ignore_errors=True)

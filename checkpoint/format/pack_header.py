@@ -173,19 +173,17 @@ def _check_places(places: Sequence[tuple[Any, Any, str]], path: str) -> int:
 
 def _parse_checksums(metadata: Any, sizes: Sequence[int], path: str) -> list[ChunkChecksum]:
     """Returns the checksums of chunks of these sizes, in order."""
-    crcs = metadata["crc32c"]
-    text = metadata.get("crc32c_prefixes")
-    if text is None:
-        return [
-            ChunkChecksum(int(crcs[8 * index : 8 * index + 8], 16)) for index in range(len(sizes))
-        ]
-    prefixes = np.frombuffer(base64.b64decode(text, validate=True), "<u4").tolist()
+    text = metadata["crc32c"]
+    crcs = [int(text[8 * index : 8 * index + 8], 16) for index in range(len(sizes))]
+    encoded = metadata.get("crc32c_prefixes")
+    if encoded is None:
+        return [ChunkChecksum(crc) for crc in crcs]
+    prefixes = np.frombuffer(base64.b64decode(encoded, validate=True), "<u4").tolist()
     checksums = []
     end = 0
-    for index, nbytes in enumerate(sizes):
+    for crc, nbytes in zip(crcs, sizes, strict=True):
         start = end
         end = start + count_prefixes(nbytes)
-        crc = int(crcs[8 * index : 8 * index + 8], 16)
         checksums.append(ChunkChecksum(crc, tuple(prefixes[start:end])))
     if end != len(prefixes):
         message = f"the header has checksums of {len(prefixes)} prefixes, its chunks have {end}"

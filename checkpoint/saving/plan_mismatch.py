@@ -189,14 +189,10 @@ def first_difference(ours: ShownLeaves, theirs: ShownLeaves, process: int) -> tu
 
 
 def _difference(ours: ShownLeaf, theirs: ShownLeaf, process: int) -> str:
-    our_sharding = json.dumps(ours.sharding)
-    their_sharding = json.dumps(theirs.sharding)
-    if ours.text != theirs.text:
-        here = ours.text
-        there = theirs.text
-    elif our_sharding != their_sharding:
-        here = f"{ours.text} {our_sharding}"
-        there = f"{theirs.text} {their_sharding}"
-    else:
+    here = ours.text
+    there = theirs.text
+    if here == there:
+        here, there = (f"{leaf.text} {json.dumps(leaf.sharding)}" for leaf in (ours, theirs))
+    if here == there:
         return ""
     return f"The leaf {ours.path!r} is {here} on process 0 and {there} on process {process}"

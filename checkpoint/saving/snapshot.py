@@ -630,20 +630,23 @@ def _copied(arrays: Sequence[jax.Array], places: Sequence[SingleDeviceSharding])
     """Starts the copies, or as many of the first ones as the host's pool has room for."""
     # An array that is in such memory already would come back as it is, and go with its donation.
     put = partial(jax.device_put, may_alias=False)
-    try:
+    with _while_there_is_room():
         return list(put(arrays, places))
+    copies: list[jax.Array] = []
+    with _while_there_is_room():
+        for array, place in zip(arrays, places, strict=True):
+            copies.append(put(array, place))
+    return copies
+
+
+@contextlib.contextmanager
+def _while_there_is_room() -> Iterator[None]:
+    """Ends its block where the host's pool has no room for a copy."""
+    try:
+        yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-    copies: list[jax.Array] = []
-    for array, place in zip(arrays, places, strict=True):
-        try:
-            copies.append(put(array, place))
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            break
-    return copies
 
 
 def host_memory_kind(device: Any) -> str | None:

@@ -22,10 +22,9 @@ class CostMeter:
         self._lock = threading.Lock()
         self._blocked_s: deque[float] = deque(maxlen=USUAL_OF)
         self._save_s: deque[float] = deque(maxlen=USUAL_OF)
-        self._began_s = time.monotonic()
         self._asked_s = -ASK_S
-        self._history: JobHistory | None = None
-        self._heard_s = 0.0
+        self._history = JobHistory(0, 0.0)
+        self._heard_s = time.monotonic()
 
     def note_blocked(self, seconds: float) -> None:
         """Notes how long a call of `save` has held the program."""
@@ -53,9 +52,8 @@ class CostMeter:
         """What is known now."""
         now = time.monotonic()
         with self._lock:
-            history = self._history or JobHistory(0, 0.0)
-            since_s = now - (self._began_s if self._history is None else self._heard_s)
-            run_s = history.run_s + since_s
+            history = self._history
+            run_s = history.run_s + now - self._heard_s
             if not self._save_s or not self._blocked_s:
                 return SaveCosts(failures=history.failures, run_s=run_s)
             return SaveCosts(
