@@ -67,9 +67,16 @@ def is_tree(value: Any) -> bool:
 
 
 def state_of(item: str, value: Any) -> Any:
-    """Returns the state of an iterator, as JSON types; raises UnsupportedLeaf as `encode`."""
+    """Returns the state of an iterator, as JSON types; raises UnsupportedLeaf as `encode`, and
+    ValueError for one that holds itself.
+    """
     state = value.get_state() if isinstance(value, _Stateful) else value.state_dict()
-    return encode(state, item)
+    try:
+        return encode(state, item)
+    except RecursionError:
+        raise ValueError(
+            f"the state of {item!r} is nested too deep, or holds itself; flatten it"
+        ) from None
 
 
 @dataclass(frozen=True)

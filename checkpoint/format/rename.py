@@ -30,10 +30,20 @@ def renamer(names: Names) -> Callable[[str], str]:
         for pattern, replacement in rules:
             match = pattern.fullmatch(name)
             if match:
-                return match.expand(replacement)
+                return _expand(match, replacement)
         return name
 
     return rename
+
+
+def _expand(match: re.Match[str], replacement: str) -> str:
+    try:
+        return match.expand(replacement)
+    except (re.error, IndexError) as error:
+        raise ValueError(
+            f"the rule {match.re.pattern!r} cannot rename {match.string!r}: {error} in"
+            f" {replacement!r}"
+        ) from None
 
 
 def matches(names: Mapping[str, str] | Sequence[tuple[str, str]], name: str) -> bool:
@@ -52,12 +62,16 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 def rename_all(names: Names, old: Iterable[str]) -> dict[str, str]:
-    """Returns {old name: new name}; raises ValueError when two leaves would get one name."""
+    """Returns {old name: new name}; raises ValueError when two leaves would get one name, and
+    TypeError for a new name that is no text.
+    """
     rename = renamer(names)
     renamed: dict[str, str] = {}
     taken: dict[str, str] = {}
     for name in old:
         new = rename(name)
+        if not isinstance(new, str):
+            raise TypeError(f"the renaming gives {name!r} the name {new!r}: expected a str")
         if new in taken:
             raise ValueError(
                 f"the renaming gives '{taken[new]}' and '{name}' the same name '{new}'; change one"

@@ -299,7 +299,7 @@ class OneSave:
         self.metadata = copy_json(order.metadata, "the metadata")
         if isinstance(order.metrics, Mapping):
             for name, value in order.metrics.items():
-                if isinstance(value, jax.core.Tracer):
+                if is_refused(value):
                     check_leaf(f"metrics[{name!r}]", value)
                 self.waits.wait(value)
         with own_settings():

@@ -377,6 +377,14 @@ def test_a_save_within_jit_says_so(manager: CheckpointManager) -> None:
         jax.jit(lambda x: manager.save(12, {"w": 1}, metrics={"loss": x}))(1.0)
 
 
+def test_a_metric_that_was_donated_says_so(manager: CheckpointManager) -> None:
+    """The metric is named, as a leaf is."""
+    loss = jax.numpy.ones(())
+    jax.jit(lambda x: x + 1, donate_argnums=0)(loss)
+    with pytest.raises(UnsupportedLeaf, match=r"metrics\['loss'\]. was deleted or donated"):
+        manager.save(12, {"w": 1}, metrics={"loss": loss})
+
+
 @pytest.mark.parametrize("verb", ["restore", "structure", "metrics", "metadata", "delete"])
 def test_a_step_that_is_not_there_lists_those_that_are(
     verb: str, manager: CheckpointManager

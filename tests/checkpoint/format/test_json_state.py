@@ -9,6 +9,7 @@ import enum
 import json
 import math
 import random
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -158,6 +159,15 @@ def test_keys_that_cannot_be_saved_are_named() -> None:
         encode({"a": {_Point(1): 1}}, "data")
     with pytest.raises(UnsupportedLeaf, match=r"^data \(key\) is the text .* not valid UTF-8"):
         encode({"\ud800": 1}, "data")
+
+
+def test_a_state_that_holds_itself_is_refused() -> None:
+    """As a Json item is; its iterator is named."""
+    endless: list[Any] = []
+    endless.append(endless)
+    for state in (endless, {"a": endless}, (endless,)):
+        with pytest.raises(ValueError, match=r"^the state of 'data' .* holds itself"):
+            state_of("data", SimpleNamespace(get_state=lambda: state, set_state=print))  # noqa: B023
 
 
 def test_states_that_nobody_wrote_are_errors_of_the_checkpoint() -> None:

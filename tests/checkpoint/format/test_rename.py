@@ -24,6 +24,10 @@ def test_rules_of_renaming() -> None:
             parse_names(text)
     with pytest.raises(ValueError, match="no regular expression"):
         renamer([("(", "x")])
+    with pytest.raises(ValueError, match=r"rule 'a\(.\)' cannot rename 'ab': invalid group"):
+        rename_all([("a(.)", r"\2")], ["c", "ab"])
+    with pytest.raises(TypeError, match="gives 'a' the name 5: expected a str"):
+        rename_all(lambda name: 5, ["a"])  # type: ignore[arg-type,return-value]
 
 
 @given(
