@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from types import TracebackType
 from typing import Self
 
 from holdfast.coordination import BarrierTimeout
@@ -46,12 +45,7 @@ class LateWatch:
                 start_thread(self._watch)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
 
     def _watch(self) -> None:

@@ -89,7 +89,10 @@ class ItemReport:
             return cls(
                 int(data["process"]),
                 str(data["plan"]),
-                tuple(_parse_file(*file) for file in data["files"]),
+                tuple(
+                    FileReport(str(name), int(size), int(head), int(crc))
+                    for name, size, head, crc in data["files"]
+                ),
                 tuple(map(int, data["local"])),
                 values=tuple((str(kind), str(text)) for kind, text in data["values"]),
                 where=_parse_runs(data["where"]) if "where" in data else None,
@@ -98,10 +101,6 @@ class ItemReport:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is no report of an item: {error!r}") from error
-
-
-def _parse_file(name: Any, size: Any, head: Any, crc: Any) -> FileReport:
-    return FileReport(str(name), int(size), int(head), int(crc))
 
 
 def _parse_runs(runs: Any) -> tuple[Run, ...]:

@@ -415,13 +415,13 @@ class _Layout(NamedTuple):
     files: Ints
 
 
+@dataclass(frozen=True)
 class _LeafParser:
     """Parses the arrays of an item; what they share is checked once."""
 
-    def __init__(self, chunk_files: list[Ints], shardings: list[Any]) -> None:
-        self._chunk_files = chunk_files
-        self._shardings = shardings
-        self._layouts: dict[tuple[Any, ...], _Layout] = {}
+    chunk_files: list[Ints]
+    shardings: list[Any]
+    layouts: dict[tuple[Any, ...], _Layout] = field(default_factory=dict)
 
     def parse(self, data: dict[str, Any]) -> LeafRecord:
         path = data["path"]
@@ -430,10 +430,10 @@ class _LeafParser:
             raise ValueError(f"leaf {path!r} is of kind {kind!r}")
         shard_shape, chunk_shape = data["grid"]
         key = (data["dtype"], *data["shape"], *shard_shape, *chunk_shape, data["cells"])
-        layout = self._layouts.get(key)
+        layout = self.layouts.get(key)
         if layout is None:
-            layout = self._layouts[key] = self._parse_layout(data)
-        sharding = self._shardings[whole(data["sharding"])]
+            layout = self.layouts[key] = self._parse_layout(data)
+        sharding = self.shardings[whole(data["sharding"])]
         if sharding is not None and len(sharding.get("spec", ())) > len(layout.shape):
             raise ValueError(f"leaf {path!r} has {len(layout.shape)} axes, its sharding more")
         per_process = "per_process" in data and _is_per_process(data)
@@ -462,7 +462,7 @@ class _LeafParser:
         ):
             raise ValueError(f"an array has dtype {data['dtype']!r} and shape {shape}")
         grid = _parse_grid(shape, data["grid"], dtype.itemsize)
-        files = self._chunk_files[whole(data["cells"])]
+        files = self.chunk_files[whole(data["cells"])]
         if grid.num_chunks != len(files):
             raise ValueError(
                 f"a grid has {grid.num_chunks} chunks, and the record lists {len(files)}"

@@ -409,27 +409,22 @@ def rebuild(
     others, namedtuples too, become dicts of their fields, or lists where the fields are numbered.
     `makers` are for leaf types.
     """
-    return _Builder(leaves, types, plain, makers or {}).build(description)
+    known = {type_name(cls): cls for cls in types}
+    return _Builder(leaves, known, plain, makers or {}).build(description)
 
 
+@dataclass(frozen=True)
 class _Builder:
-    def __init__(
-        self,
-        leaves: Sequence[Any],
-        types: Sequence[type],
-        plain: bool,
-        makers: Mapping[str, Maker],
-    ) -> None:
-        self._leaves = leaves
-        self._types = {type_name(cls): cls for cls in types}
-        self._plain = plain
-        self._makers = makers
+    leaves: Sequence[Any]
+    types: Mapping[str, type]
+    plain: bool
+    makers: Mapping[str, Maker]
 
     def build(self, node: Any) -> Any:
         if node is None:
             return None
         if isinstance(node, int):
-            return self._leaves[node]
+            return self.leaves[node]
         children = [self.build(child) for child in node["nodes"]]
         match node["kind"]:
             case "list":
@@ -446,12 +441,12 @@ class _Builder:
 
     def _object(self, node: Any, keys: list[str | int], children: list[Any]) -> Any:
         name = node["type"]
-        if name in self._types:
-            return _call(self._types[name], keys, children)
+        if name in self.types:
+            return _call(self.types[name], keys, children)
         fields: Any = dict(zip(keys, children, strict=True))
-        if name in self._makers:
-            return self._makers[name](fields)
-        if self._plain:
+        if name in self.makers:
+            return self.makers[name](fields)
+        if self.plain:
             numbered = keys and keys == list(range(len(children)))
             return children if numbered else fields
         if node["kind"] == "namedtuple":

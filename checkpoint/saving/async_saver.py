@@ -161,14 +161,16 @@ class SaveHandle:
         assert self._save is not None
         _called_back.saves.append(self._save)
         try:
-            while self._callbacks:
-                self._call_next()
+            # Another thread may call the rest: it has been told that the step is there, too.
+            with contextlib.suppress(IndexError):
+                while True:
+                    self._call(self._callbacks.popleft())
         finally:
             _called_back.saves.pop()
 
-    def _call_next(self) -> None:
+    def _call(self, callback: Callable[[int], object]) -> None:
         try:
-            self._callbacks.popleft()(self.step)
+            callback(self.step)
         except Exception as error:
             _log.warning(
                 "what was given to on_commit of step %d failed: %s",

@@ -58,7 +58,7 @@ def write_snapshot(
     snapshot: Snapshot,
     target: ItemTarget,
     *,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda nbytes: None,
     history: SaveHistory | None = None,
     statistics: Statistics | None = None,
 ) -> ItemReport:
@@ -122,7 +122,7 @@ class _PackWriter:
         self,
         snapshot: Snapshot,
         target: ItemTarget,
-        progress: Callable[[int], None] | None,
+        progress: Callable[[int], None],
         history: SaveHistory | None,
     ) -> None:
         self._snapshot = snapshot
@@ -165,9 +165,7 @@ class _PackWriter:
             parts = pack_parts(planned, shards, sums)
             if not self._is_incremental:
                 parts = self._note_in_place(number, planned, parts)
-        if self._progress is not None:
-            parts = count_parts(parts, self._progress)
-        self._target.write(name, planned.size, parts)
+        self._target.write(name, planned.size, count_parts(parts, self._progress))
         head = planned.frame.join(sums.checksums)
         report = FileReport(name, planned.size, len(head), crc32c(head))
         file = WrittenFile(self._target.path(name), report, planned.size - len(head))
@@ -205,7 +203,7 @@ class _PackWriter:
         changed = list(itertools.compress(planned.chunks, is_changed))
         linked_bytes = sum(chunk.nbytes for chunk in planned.chunks)
         linked_bytes -= sum(chunk.nbytes for chunk in changed)
-        if self._progress is not None and linked_bytes:
+        if linked_bytes:
             self._progress(linked_bytes)
         new = WrittenPack((), ())
         if changed:

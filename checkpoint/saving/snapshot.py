@@ -142,21 +142,18 @@ class Shard:
         """Returns the shard on the host; blocks. Safe for several threads."""
         with self._lock:
             if self._host is None:
-                self._host = self._fetch()
+                try:
+                    if self._waits is not None:
+                        self._waits.wait_late(self._array)
+                    # The one setting that a copy heeds: all of them cost more than a small copy.
+                    with jax.transfer_guard_device_to_host("allow"):
+                        self._host = np.asarray(self._array)
+                except jax.errors.JaxRuntimeError as error:
+                    raise LeafFailed(self._path, error) from error
                 self._array = None
                 if self._moved is not None:
                     self._moved()
             return self._host
-
-    def _fetch(self) -> HostArray:
-        try:
-            if self._waits is not None:
-                self._waits.wait_late(self._array)
-            # The one setting that a copy heeds: all of them cost more than a small copy.
-            with jax.transfer_guard_device_to_host("allow"):
-                return np.asarray(self._array)
-        except jax.errors.JaxRuntimeError as error:
-            raise LeafFailed(self._path, error) from error
 
 
 class Snapshot:
