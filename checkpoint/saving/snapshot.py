@@ -122,21 +122,24 @@ def blamed(named: Iterable[tuple[str, Any]], error: Exception) -> Exception:
 
 
 class Shard:
-    """A shard on its way to the host, for all packs that have chunks of it."""
+    """A shard on a device, or on its way to the host, for all packs that have chunks of it."""
 
-    def __init__(
-        self,
-        array: jax.Array,
-        moved: Callable[[], None] | None = None,
-        waits: ArrayWaits | None = None,
-        path: str = "",
-    ) -> None:
-        self._array: jax.Array | None = array
+    def __init__(self, array: jax.Array, path: str) -> None:
+        self.array: Any = array  # None: it is on the host
         self._path = path
-        self._waits = waits
+        self._waits: ArrayWaits | None = None
         self._host: HostArray | None = None
-        self._moved = moved
+        self._moved: Callable[[], None] | None = None
         self._lock = threading.Lock()
+
+    def send(self, copy: jax.Array) -> None:
+        """Takes a copy that is on its way to the host, and lets go of the array."""
+        self.array = copy
+
+    def keep(self, moved: Callable[[], None], waits: ArrayWaits) -> None:
+        """Keeps the array until `get`, which calls `moved` then."""
+        self._moved = moved
+        self._waits = waits
 
     def get(self) -> HostArray:
         """Returns the shard on the host; blocks. Safe for several threads."""
@@ -144,13 +147,13 @@ class Shard:
             if self._host is None:
                 try:
                     if self._waits is not None:
-                        self._waits.wait_late(self._array)
+                        self._waits.wait_late(self.array)
                     # The one setting that a copy heeds: all of them cost more than a small copy.
                     with jax.transfer_guard_device_to_host("allow"):
-                        self._host = np.asarray(self._array)
+                        self._host = np.asarray(self.array)
                 except jax.errors.JaxRuntimeError as error:
                     raise LeafFailed(self._path, error) from error
-                self._array = None
+                self.array = None
                 if self._moved is not None:
                     self._moved()
             return self._host
@@ -181,7 +184,6 @@ class Snapshot:
         self._in_use = 0  # shards and packs that still need the caller's arrays
         self._lock = threading.Lock()
         self._moved: Latch | None = None  # None: nothing is waited for
-        self._paths: dict[int, str] = {}  # of the leaves of shards on devices, by identity
 
     def take_pack(self, pack: int) -> list[Any]:
         """Hands over the shards of a pack's chunks, in their order.
@@ -255,7 +257,7 @@ class Snapshot:
         *,
         on_host: bool,
         copies_later: bool,
-        room: Callable[[int], int],
+        memory: MemoryBudget,
     ) -> list[Any]:
         """Takes the shards of all packs; returns each once.
 
@@ -282,20 +284,18 @@ class Snapshot:
                     taken.append(shard.copy)
                 else:
                     taken.append(shard)
-        self._keep_in_place(copies, room)
+        self._keep_in_place(copies, memory)
         if copies_later:
             self._plan_copies(copies)
         else:
             run_side_by_side(_copy_chunks, list(copies.values()), COPY_THREADS)
         return list(shards.values())
 
-    def _keep_in_place(
-        self, copies: dict[int, list[_ChunkCopy]], room: Callable[[int], int]
-    ) -> None:
+    def _keep_in_place(self, copies: dict[int, list[_ChunkCopy]], memory: MemoryBudget) -> None:
         """Takes those chunks out of the copies that are to be written from where they lie."""
-        wanted = sum(copy.nbytes for of_pack in copies.values() for copy in of_pack)
         sizes = {pack: [copy.nbytes for copy in of_pack] for pack, of_pack in copies.items()}
-        limit = room(wanted) if wanted else 0
+        wanted = sum(map(sum, sizes.values()))
+        limit = _room_bytes(memory, wanted) if wanted else 0
         if wanted > limit:
             for pack, first in first_copies(sizes, limit).items():
                 for copy in copies[pack][:first]:
@@ -322,11 +322,6 @@ class Snapshot:
         """The copies that are made later, in the order of their packs."""
         return self._copies.values()
 
-    def replace_shards(self, sent: Mapping[int, Shard]) -> None:
-        """Puts shards that were sent into the places of their arrays, by the arrays' identity."""
-        for taken in self.packs.values():
-            taken[:] = [sent.get(id(shard), shard) for shard in taken]
-
     def take_host_leaves(self, leaves: Sequence[Any]) -> None:
         """Takes the Python values, and copies the host-local arrays that another rank writes."""
         plan = self.plan
@@ -338,18 +333,14 @@ class Snapshot:
             leaf for leaf, described in zip(leaves, plan.leaves, strict=True) if described.is_value
         ]
 
-    def keep_on_device(self, array: jax.Array) -> Shard:
-        """Returns a shard that `wait` waits for: the writer copies it when its turn comes."""
+    def keep_on_device(self, shard: Shard) -> None:
+        """Has `wait` wait for a shard: the writer copies it when its turn comes."""
         self._in_use += 1
         self._moved = self._moved or Latch()
-        return Shard(array, self._one_done, self._waits, self.path_of(array))
-
-    def path_of(self, shard: jax.Array) -> str:
-        """Returns the path of the leaf that a shard on a device is of."""
-        return self._paths.get(id(shard), "")
+        shard.keep(self._one_done, self._waits)
 
     def _find(self, leaf: Any, index: int, slot: int, on_host: bool) -> Any:
-        """Returns a shard: a copy of it, one that is to be copied, or the array on its device."""
+        """Returns a shard: a copy of it, one that is to be copied, or one on its device."""
         described = self.plan.leaves[index]
         if slot < 0:
             array = self._host_view(leaf)
@@ -361,8 +352,9 @@ class Snapshot:
         if described.kind == "key":
             leaf = jax.random.key_data(leaf)
         shard = leaf.addressable_data(slot)
-        self._paths[id(shard)] = described.path
-        return _copied_on_host(self._host_view(shard)) if on_host else shard
+        if on_host:
+            return _copied_on_host(self._host_view(shard))
+        return Shard(shard, described.path)
 
     def _host_view(self, leaf: Any) -> HostArray:
         if isinstance(leaf, jax.Array) and is_key(leaf):
@@ -410,14 +402,15 @@ def take_snapshot(
         if on_host is None:
             on_host = _are_on_host(plan, leaves)
         shards = snapshot.take_shards(
-            leaves, on_host=on_host, copies_later=copies_later, room=partial(_room_bytes, memory)
+            leaves, on_host=on_host, copies_later=copies_later, memory=memory
         )
         if not on_host:
-            arrays = [shard for shard in shards if isinstance(shard, jax.Array)]
+            on_devices = [shard for shard in shards if isinstance(shard, Shard)]
+            arrays = [shard.array for shard in on_devices]
             limit = _room_bytes(memory, sum(array.nbytes for array in arrays))
             if memory.bound_bytes is None:
                 limit = min(limit, default_host_limit_bytes(arrays))
-            snapshot.replace_shards(_send(snapshot, arrays, limit))
+            _send(snapshot, on_devices, limit)
         snapshot.take_host_leaves(leaves)
     return snapshot
 
@@ -594,33 +587,32 @@ def _copied_on_host(array: HostArray) -> Any:
     return np.array(array, order="C") if array.nbytes <= SMALL_BYTES else _HostShard(array)
 
 
-def _send(snapshot: Snapshot, arrays: Sequence[jax.Array], limit_bytes: int) -> dict[int, Shard]:
-    """Starts the copies that the limit allows, all together.
-
-    Returns the shards by the identity of their arrays.
+def _send(snapshot: Snapshot, shards: Sequence[Shard], limit_bytes: int) -> None:
+    """Starts the copies that the limit allows, all together; all other shards stay until they are
+    written.
     """
     sent = []
+    arrays = []
     places = []
     kept = []
     held = 0
-    for array in arrays:
+    for shard in shards:
+        array = shard.array
         (device,) = array.devices()
         kind = host_memory_kind(device)
         if kind is not None and held + array.nbytes <= limit_bytes:
             held += array.nbytes
-            sent.append(array)
+            sent.append(shard)
+            arrays.append(array)
             places.append(SingleDeviceSharding(device, memory_kind=kind))
         else:
-            kept.append(array)
-    copies = _copied(sent, places)
+            kept.append(shard)
+    copies = _copied(arrays, places)
     snapshot.hold(sum(copy.nbytes for copy in copies))
-    shards = {
-        id(array): Shard(copy, path=snapshot.path_of(array))
-        for array, copy in zip(sent, copies, strict=False)
-    }
-    for array in [*sent[len(copies) :], *kept]:
-        shards[id(array)] = snapshot.keep_on_device(array)
-    return shards
+    for shard, copy in zip(sent, copies, strict=False):
+        shard.send(copy)
+    for shard in [*sent[len(copies) :], *kept]:
+        snapshot.keep_on_device(shard)
 
 
 def _copied(arrays: Sequence[jax.Array], places: Sequence[SingleDeviceSharding]) -> list[jax.Array]:

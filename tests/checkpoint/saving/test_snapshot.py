@@ -540,3 +540,16 @@ def test_what_stays_on_its_device_is_waited_for_there(tmp_path: Path, start: jax
     waits.add_late(began_s)
     writer.join()
     assert 0.5 * waited_s < waits.seconds <= waited_s
+
+
+def test_an_array_of_two_leaves_is_waited_for_once() -> None:
+    """Tied weights that stay on their device are the caller's again once they are written."""
+    tied = jnp.ones(1 << 16)
+    flat = FlatTree.of({"decoder": tied, "encoder": tied})
+    plan = Planner().plan(flat)
+    no_room = MemoryBudget(bound_bytes=0)
+    snapshot = take_snapshot(plan, flat, memory=no_room, on_host=False)
+    shards = [shard for pack in plan.own for shard in snapshot.take_pack(pack)]
+    assert not snapshot.wait(0)
+    assert all((shard.get() == 1).all() for shard in shards)
+    assert snapshot.wait(0)
