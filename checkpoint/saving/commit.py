@@ -283,8 +283,7 @@ class EffectPerformer:
             except ProcessLost as error:
                 if save.root.group.index:  # the primary may have all reports nevertheless
                     raise
-                failure = failure_of(error, save.step, 0)
-                raise self._with_lost_leaves(failure, [error.process]) from None
+                raise self._not_saved(error.message, [error.process], passes=False) from None
         if gathered is None:
             return Sent()
         return Gathered([SaveReport.from_bytes(data) for data in gathered])
@@ -300,35 +299,29 @@ class EffectPerformer:
         _log.error("step %d waited in vain: %s", step, why)
         if save.root.group.index:
             return BarrierTimeout(why, name=error.name, missing=error.missing)
-        failure = SaveFailed(
-            f"step {step} was not saved: {why}",
-            step=step,
-            process=next(iter(error.missing), None),
-            passes=NOT_CALLED not in why,
-        )
-        return self._with_lost_leaves(failure, error.missing)
+        return self._not_saved(why, error.missing, passes=NOT_CALLED not in why)
 
-    def _with_lost_leaves(
-        self, failure: HoldfastError, missing: Sequence[int | None]
-    ) -> HoldfastError:
+    def _not_saved(self, why: str, missing: Sequence[int | None], *, passes: bool) -> SaveFailed:
         """Returns the failure of the save, for all to hear.
 
         It names the leaves that went with the processes that did not report.
         """
-        group = self._save.root.group
-        ranks = [rank for rank, process in enumerate(runtime_indices(group)) if process in missing]
-        plans = self._save.plans.values()
+        save = self._save
+        members = enumerate(runtime_indices(save.root.group))
+        ranks = [rank for rank, process in members if process in missing]
+        plans = save.plans.values()
         lost = sorted(
             {path for plan in plans for rank in ranks for path in plan.held_only_by(rank)}
         )
-        if not lost:
-            return failure
-        more = f" and {len(lost) - NAMED_LEAVES} more" if len(lost) > NAMED_LEAVES else ""
-        message = f"{failure}; nobody else held all of {', '.join(lost[:NAMED_LEAVES])}{more}"
-        step = self._save.step
-        process = getattr(failure, "process", None)
-        passes = getattr(failure, "passes", False)
-        return SaveFailed(message, step=step, process=process, passes=passes)
+        if lost:
+            more = f" and {len(lost) - NAMED_LEAVES} more" if len(lost) > NAMED_LEAVES else ""
+            why += f"; nobody else held all of {', '.join(lost[:NAMED_LEAVES])}{more}"
+        return SaveFailed(
+            f"step {save.step} was not saved: {why}",
+            step=save.step,
+            process=next(iter(missing), None),
+            passes=passes,
+        )
 
     def _build(self, reports: Sequence[SaveReport]) -> Event:
         save = self._save
