@@ -22,16 +22,16 @@ The rules:
   was never tried, or was refused for certain. All other packs are a sweep's, once the claim is
   fenced: a late commit may still land, even where another's record was read meanwhile, since that
   may be deleted first.
-- A process that reported its failure knows without another word that nothing is committed: the
-  commit needs its share.
-- A save is called off by a failure: in the report of a process with a share, or at the primary in
-  place of the commit. After its report, or once it has begun to commit, a process cannot call it
+- Every process has a share, which the record needs. One that reported its failure knows without
+  another word that nothing is committed.
+- A save is called off by a failure: in the report of a process, or at the primary in place of the
+  commit. After its report, or once it has begun to commit, a process cannot call it
   off any more.
 - A failure that passes may be a miss, which no process raises: the primary decides so, and tells
   it. A process that was not told raises, and so does a primary that could not tell it.
 
 The rules of a local save:
-- Every process is a writer. A commit only ends the time in which a save can be called off: there is
+- A commit only ends the time in which a save can be called off: there is
   no record to read, and the parts alone show that the step is there.
 - Only an outcome that was told makes a part deletable. A process that did not hear the outcome,
   and a primary that could not tell it, do not know it. Such a process is unsure: it deletes
@@ -43,7 +43,7 @@ The rules of a local save:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeGuard, TypeVar
 
@@ -244,7 +244,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Brings the reports of all processes, or of those that there still are."""
+    """Brings the reports of all processes."""
 
     reports: Sequence[SaveReport]
 
@@ -352,14 +352,9 @@ def drive(saving: Saving, perform: Callable[[Effect], Event]) -> SaveResult:
 
 
 def lead(
-    key: SaveKey,
-    writers: Collection[int],
-    *,
-    next_miss: int = 0,
-    is_local: bool = False,
-    is_unsure: bool = False,
+    key: SaveKey, *, next_miss: int = 0, is_local: bool = False, is_unsure: bool = False
 ) -> Saving:
-    """Does the primary's part (rank 0). `writers` are the ranks whose shares the record needs.
+    """Does the primary's part (rank 0).
 
     `next_miss` is the number of this save among the misses in a row, if it may be one (else 0). A
     save that `is_local` goes onto the hosts; `is_unsure`: see `SaveReport`.
@@ -367,7 +362,7 @@ def lead(
     own = yield from _report(key, 0, is_unsure=is_unsure)
     gathered = yield Gather(own)
     if isinstance(gathered, Gathered):
-        result = yield from _judge(own, gathered.reports, writers)
+        result = yield from _judge(own, gathered.reports)
     else:
         result = _not_committed(key, _error(gathered))
     if isinstance(result.error, SaveFailed) and result.error.passes:
@@ -383,8 +378,8 @@ def lead(
     return replace(result, missed=0)
 
 
-def _judge(own: SaveReport, reports: Sequence[SaveReport], writers: Collection[int]) -> Saving:
-    result = yield from _commit(own.key, reports, writers)
+def _judge(own: SaveReport, reports: Sequence[SaveReport]) -> Saving:
+    result = yield from _commit(own.key, reports)
     if result.error is None:
         # A process that missed an earlier outcome knows other steps: all are told the list then.
         differs = any(report.steps != own.steps for report in reports)
@@ -403,9 +398,9 @@ def _why_off(report: SaveReport) -> str:
     return report.error.text if is_too_large and report.error is not None else ""
 
 
-def _commit(key: SaveKey, reports: Sequence[SaveReport], writers: Collection[int]) -> Saving:
+def _commit(key: SaveKey, reports: Sequence[SaveReport]) -> Saving:
     try:
-        check_save_reports(reports, key, writers)
+        check_save_reports(reports, key)
     except HoldfastError as error:
         return _not_committed(key, error)
     built = yield BuildRecord(reports)
@@ -438,32 +433,23 @@ def settle(key: SaveKey, answer: Unclear, found: Found) -> SaveResult:
     return SaveResult(key)
 
 
-def check_save_reports(
-    reports: Sequence[SaveReport], key: SaveKey, writers: Collection[int]
-) -> None:
-    """Raises the save's error when a process that writes failed, or is at another save, step or set
-    of items than the primary (rank 0).
+def check_save_reports(reports: Sequence[SaveReport], key: SaveKey) -> None:
+    """Raises the save's error when a process failed, or is at another save, step or set of items
+    than the primary (rank 0).
     """
     # First of all: a report of another save says nothing about this one.
     for report in reports:
         if not fits(report.key, key):
             raise _out_of_step(report, key)
-    shares = [report for report in reports if report.process in writers]
-    failed = first_failed(shares, is_consequence)
+    failed = first_failed(reports, is_consequence)
     if failed is not None:
         raise reported_error(failed)
-    missing = sorted(set(writers) - {report.process for report in shares})
-    if missing:
-        message = (
-            f"step {key.step} was not saved: there is no report of process {missing[0]}, which has"
-            " a share in it"
-        )
-        raise SaveFailed(message, step=key.step, process=missing[0])
-    for report in shares:
-        if set(report.items) != set(shares[0].items):
+    own = reports[0].items
+    for report in reports:
+        if set(report.items) != set(own):
             raise SaveFailed(
                 f"step {key.step} was not saved: process {report.process} saves the items"
-                f" {sorted(report.items)}, the primary {sorted(shares[0].items)}; expected the same"
+                f" {sorted(report.items)}, the primary {sorted(own)}; expected the same"
                 " items on every process",
                 step=key.step,
                 process=report.process,
@@ -505,12 +491,7 @@ def reported_error(report: SaveReport) -> HoldfastError:
 
 
 def follow(
-    key: SaveKey,
-    process: int,
-    writers: Collection[int],
-    *,
-    is_local: bool = False,
-    is_unsure: bool = False,
+    key: SaveKey, process: int, *, is_local: bool = False, is_unsure: bool = False
 ) -> Saving:
     """Does the part of every other process; see `lead`."""
     report = yield from _report(key, process, is_unsure=is_unsure)
@@ -526,14 +507,9 @@ def follow(
     untold = f"process {process} was not told how it ended: {why}"
     if is_local:
         return unheard_locally(key, untold)
-    if knows_failure(report, writers):
+    if report.error is not None:
         return _not_committed(key, reported_error(report))
     return unheard(key, (yield from _read()), untold)
-
-
-def knows_failure(report: SaveReport, writers: Collection[int]) -> bool:
-    """Says whether a process knows by its own report that nothing is committed."""
-    return report.error is not None and report.process in writers
 
 
 def unheard(key: SaveKey, found: Found, why: str) -> SaveResult:

@@ -124,11 +124,10 @@ def run_protocol(
     """
     group = save.root.group
     kind = {"is_local": save.is_local, "is_unsure": is_unsure}
-    writers = range(group.count)
     if group.index == 0:
-        saving = lead(save.key, writers, next_miss=next_miss, **kind)
+        saving = lead(save.key, next_miss=next_miss, **kind)
     else:
-        saving = follow(save.key, group.index, writers, **kind)
+        saving = follow(save.key, group.index, **kind)
     result: SaveResult | None = None
     try:
         with save.phase() as phase:

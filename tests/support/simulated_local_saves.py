@@ -55,7 +55,6 @@ class LocalLane:
         self.closes = closes
         self.keep = world.rng.choice([1, 2])
         self.hosts = [Host(Process(process.rank)) for process in world.processes]
-        self.writers = range(len(self.hosts))
         self.rounds = [Round() for _ in range(LOCAL_SAVES + 1)]
         self.surveys = [Survey() for _ in range(LOCAL_SAVES + 1)]
         self.given_up: set[tuple[int, int]] = set()  # rank and counter
@@ -106,9 +105,9 @@ class LocalLane:
         process.key = SaveKey(f"l{counter}", counter, 100 + counter)
         how = {"is_local": True, "is_unsure": host.is_unsure}
         if process.rank == 0:
-            process.saving = p.lead(process.key, self.writers, **how)
+            process.saving = p.lead(process.key, **how)
         else:
-            process.saving = p.follow(process.key, process.rank, self.writers, **how)
+            process.saving = p.follow(process.key, process.rank, **how)
         if self.chance(0.05):
             self.at(self.world.rng.uniform(0, 8), lambda: self.cancel(host))
         self.resume(host, process.key, None)

@@ -121,12 +121,6 @@ class SaveSimulation:
         self.closes = closes
         self.store = Store(objects=self.rng.random() < 0.5)
         self.processes = [Process(rank) for rank in range(self.rng.randint(1, 4))]
-        everyone = [process.rank for process in self.processes]
-        self.writers = set(
-            everyone
-            if self.rng.random() < 0.7
-            else [0, *self.rng.sample(everyone, self.rng.randint(0, len(everyone)))]
-        )
         self.steps = [self.rng.choice([10, 20, 30, 40, 50]) for _ in range(SAVES)]
         self.overwrites = [self.rng.random() < 0.5 for _ in range(SAVES)]
         self.rounds = [Round() for _ in range(SAVES + 1)]
@@ -209,16 +203,9 @@ class SaveSimulation:
         self.store.sweep("a")
 
     def cancel(self) -> None:
-        """The user of a process calls its save off; where it has a share, or is the primary, that
-        can stop the commit.
-        """
+        """The user of a process calls its save off, which can stop the commit."""
         process = self.rng.choice(self.processes)
-        if (
-            not process.alive
-            or process.saving is None
-            or process.key is None
-            or process.rank not in self.writers
-        ):
+        if not process.alive or process.saving is None or process.key is None:
             return
         in_time = process.cancellation.cancel()
         self.log(
@@ -251,11 +238,7 @@ class SaveSimulation:
         process.key = SaveKey(f"a{counter}", counter, step)
         if self.chance(0.05):
             self.at(self.rng.uniform(0, 8), self.cancel)
-        part = (
-            p.lead(process.key, self.writers)
-            if process.rank == 0
-            else p.follow(process.key, process.rank, self.writers)
-        )
+        part = p.lead(process.key) if process.rank == 0 else p.follow(process.key, process.rank)
         process.saving = part
         self.resume(process, process.key, None)
 
@@ -327,11 +310,7 @@ class SaveSimulation:
                 self.gather(process, key, report)
             case p.BuildRecord(reports):
                 failed = self.chance(0.02)
-                named = " ".join(
-                    f"{report.process}-{key.save_id}"
-                    for report in reports
-                    if report.process in self.writers
-                )
+                named = " ".join(f"{report.process}-{key.save_id}" for report in reports)
                 is_bad = self.chance(0.03)
                 event: Event = p.Built((("bad " if is_bad else "good ") + named).encode())
                 if failed:
@@ -358,8 +337,7 @@ class SaveSimulation:
         def done() -> None:
             if not process.alive:
                 return
-            if process.rank in self.writers:
-                self.store.put(key.step, f"{process.rank}-{key.save_id}")
+            self.store.put(key.step, f"{process.rank}-{key.save_id}")
             failed = (
                 OSError(28, "full")
                 if self.chance(0.08)
@@ -399,9 +377,7 @@ class SaveSimulation:
         if not process.alive or process.key is not key:
             return
         there = set(current.reports)
-        if there >= {each.rank for each in self.processes} or (
-            there >= self.writers and self.now > process.began + 20
-        ):
+        if there >= {each.rank for each in self.processes}:
             self.resume(
                 process,
                 key,

@@ -86,20 +86,10 @@ def test_one_process_that_differs_fails_the_save(
     other: SaveReport, kind: type[Exception], message: str, process: int | None
 ) -> None:
     """It is named, with what was expected and found."""
-    check_save_reports([report(0), report(1)], KEY, range(2))
+    check_save_reports([report(0), report(1)], KEY)
     with pytest.raises(kind) as caught:
-        check_save_reports([report(0), other], KEY, range(2))
+        check_save_reports([report(0), other], KEY)
     assert message in str(caught.value) and getattr(caught.value, "process", None) == process
-
-
-def test_only_those_who_write_are_needed() -> None:
-    """A process that has no share may fail or be missing; one that has a share may not."""
-    check_save_reports([report(0), report(1, error=FULL)], KEY, {0})
-    check_save_reports([report(0)], KEY, {0})
-    with pytest.raises(
-        SaveFailed, match="there is no report of process 2, which has a share in it"
-    ):
-        check_save_reports([report(0), report(1)], KEY, {0, 2})
 
 
 @pytest.mark.parametrize(
@@ -170,7 +160,6 @@ def run(saving: Saving, events: Sequence[Event]) -> tuple[SaveResult, list[str]]
         ([*READY, p.Committed()], None, False),
         ([FAILED, p.Gathered([report(0, error=FULL), report(1)])], SaveFailed, True),
         ([p.Prepared(ITEMS), FAILED], SaveFailed, True),
-        ([p.Prepared(ITEMS), p.Gathered([report(0)])], SaveFailed, True),
         ([*GATHERED, FAILED], SaveFailed, True),
         ([*READY, p.Refused(Fenced("fenced"))], Fenced, True),
         ([*READY, UNCLEAR, OURS], None, False),
@@ -187,7 +176,7 @@ def test_each_end_of_the_primary(
     """What is said, and whether packs may go; the others are told each time, and the keep policy is
     asked only after a commit.
     """
-    result, effects = run(lead(KEY, range(2)), events)
+    result, effects = run(lead(KEY), events)
     assert (type(result.error) if result.error else None) is kind and result.deletable == deletable
     assert effects[-1] == "Tell" and ("DeleteSuperfluous" in effects) == (kind is None)
     assert effects.count("Commit") == (len(events) > 3)
@@ -203,7 +192,6 @@ PASSES = report(1, error=SentError("OSError", "full", {"passes": True}))
         ([p.Prepared(ITEMS), p.Gathered([report(0), report(1, error=FULL)])], 0),
         ([p.Prepared(ITEMS), p.Failed(BarrierTimeout("late", missing=(1,)))], 2),
         ([p.Prepared(ITEMS), p.Failed(ProcessLost("dead", process=1))], 0),
-        ([p.Prepared(ITEMS), p.Gathered([report(0)])], 0),
         ([*GATHERED, p.Failed(RuntimeError("a defect"))], 0),
         ([*READY, p.Refused(OSError("the store says no"))], 2),
         ([*READY, p.Refused(Fenced("fenced"))], 0),
@@ -217,15 +205,15 @@ def test_a_failure_that_passes_is_a_miss_for_all(events: Sequence[Event], missed
     """The primary says so in what it tells; where it may not be a miss, and where it could not be
     told, nobody takes it for one.
     """
-    result, _ = run(lead(KEY, range(2), next_miss=2), events)
+    result, _ = run(lead(KEY, next_miss=2), events)
     assert result.missed == missed == SaveResult.from_bytes(result.to_bytes()).missed
-    assert run(lead(KEY, range(2)), events)[0].missed == 0
+    assert run(lead(KEY), events)[0].missed == 0
 
     def perform(effect: p.Effect) -> Event:
         return p.Failed(OSError("mute")) if isinstance(effect, p.Tell) else next(answers, None)
 
     answers = iter(events)
-    assert drive(lead(KEY, range(2), next_miss=2), perform).missed == 0
+    assert drive(lead(KEY, next_miss=2), perform).missed == 0
 
 
 TOLD = SaveResult(KEY, after=p.Superfluous((90,)))
@@ -274,17 +262,9 @@ def test_each_end_of_the_others(
     """They believe what is of this save, read the record where nothing is, and know by themselves
     that it failed where they failed.
     """
-    result, _ = run(follow(KEY, 1, range(2)), events)
+    result, _ = run(follow(KEY, 1), events)
     assert (type(result.error) if result.error else None) is kind and result.deletable == deletable
     assert result.key == KEY
-
-
-def test_a_failure_of_one_without_a_share_proves_nothing() -> None:
-    """A process that writes nothing cannot tell by its own failure that the others committed
-    nothing.
-    """
-    result, _ = run(follow(KEY, 1, {0}), [FAILED, FAILED, FAILED, p.RecordAbsent()])
-    assert isinstance(result.error, CommitUnknown) and not result.deletable
 
 
 def test_processes_that_know_other_steps_are_told_all() -> None:
@@ -292,7 +272,7 @@ def test_processes_that_know_other_steps_are_told_all() -> None:
     only there.
     """
     for steps, asked in ((7, False), (8, True)):
-        saving = lead(KEY, range(2))
+        saving = lead(KEY)
         events: list[Event] = [
             None,
             p.Prepared(ITEMS, 7),
@@ -338,11 +318,7 @@ def test_each_end_of_a_local_save(
         effects.append(type(effect).__name__)
         return next(answers)
 
-    saving = (
-        p.lead(KEY, range(2), is_local=True)
-        if process == 0
-        else p.follow(KEY, process, range(2), is_local=True)
-    )
+    saving = p.lead(KEY, is_local=True) if process == 0 else p.follow(KEY, process, is_local=True)
     result = drive(saving, perform)
     assert (type(result.error) if result.error else None) is kind and result.deletable == deletable
     assert "ReadRecord" not in effects and next(answers, "none") == "none"
@@ -353,14 +329,14 @@ def test_the_cause_comes_before_what_follows_from_it() -> None:
     given_up = report(0, error=SentError("PartGivenUp", "process 1 has given its part up"))
     for reports in ([given_up, report(1, error=FULL)], [report(1, error=FULL), given_up]):
         with pytest.raises(SaveFailed, match="process 1 failed: OSError: full"):
-            check_save_reports(reports, KEY, range(2))
+            check_save_reports(reports, KEY)
 
 
 def test_an_unsure_process_has_all_survey() -> None:
     """Its report says so, and the result asks for it, however the save ends."""
     reports = [report(0), SaveReport(1, KEY, ITEMS, is_unsure=True)]
     answers = iter([p.Prepared(ITEMS), p.Gathered(reports), p.Built(b"{}"), REFUSED, None])
-    result = drive(p.lead(KEY, range(2), is_local=True), lambda effect: next(answers))
+    result = drive(p.lead(KEY, is_local=True), lambda effect: next(answers))
     assert result.survey and SaveResult.from_bytes(result.to_bytes()).survey
 
 

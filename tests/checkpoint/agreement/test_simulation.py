@@ -149,11 +149,7 @@ MUTATIONS: dict[str, tuple[dict[str, Any], dict[str, bool]]] = {
         },
         {},
     ),
-    "a failure of one without a share is everybody's": (
-        {"knows_failure": lambda report, writers: bool(report.error)},
-        {},
-    ),
-    "reports are not looked at": ({"check_save_reports": lambda reports, key, writers: None}, {}),
+    "reports are not looked at": ({"check_save_reports": lambda reports, key: None}, {}),
     "the record is not parsed before the commit": ({}, {"parses": False}),
     "a save that failed is not counted": ({}, {"counts_failures": False}),
     "a cancel after the report, or while it commits, is in time": ({}, {"closes": False}),

@@ -213,7 +213,7 @@ def test_who_receives_no_result_reads_the_record(
             request = staged(primary, counter, counter)
             part = commit.EffectPerformer(request, save.SnapshotWork(request))
             protocol.drive(
-                protocol.lead(request.key, range(2)),
+                protocol.lead(request.key),
                 lambda effect: None if isinstance(effect, protocol.Tell) else part.perform(effect),
             )
 

@@ -96,7 +96,7 @@ MUTATIONS = (
         "reports are not looked at",
         module=PROTOCOL,
         function="_commit",
-        text="check_save_reports(reports, key, writers)",
+        text="check_save_reports(reports, key)",
         instead="pass",
         besides=Edit(
             module="saving.save",
