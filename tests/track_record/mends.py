@@ -702,8 +702,8 @@ MENDS = (
         mended="2026-11-23",
         wrong="numpy memory that changed during a save made a step that nobody could restore.",
         file="checkpoint/saving/snapshot.py",
-        text="return _copied_on_host(self._host_view(shard)) if on_host else shard",
-        instead="return shard",
+        text="return _copied_on_host(self._host_view(shard))",
+        instead="return self._host_view(shard)",
         found_by=f"{SAVING}/test_snapshot.py::test_donation_and_overwriting_do_not_disturb_it",
     ),
     Mend(
