@@ -21,7 +21,7 @@ from holdfast.multihost.instruments import Phase, amount
 from holdfast.multihost.preemption.preemption import count_anew
 
 from .agreement.restore_verdict import wanted_items
-from .errors import Corrupt, HostileCheckpoint, StepNotFound, error_text
+from .errors import Corrupt, HostileCheckpoint, StepExists, StepNotFound, error_text
 from .format.limits import check_step
 from .format.rename import Names
 from .lanes import Lane
@@ -160,6 +160,8 @@ class CheckpointManager:
         the policy says; `overwrite` replaces a step that exists; one that a restore with `fallback`
         has passed over, or that was left behind, is replaced without.
 
+        The step at which a preemption stops may be saved twice: the second save does nothing.
+
         At or below the newest step a save goes on from the highest step below it that was restored
         since the last save, and leaves the steps above that behind (see `left_steps`).
 
@@ -192,8 +194,15 @@ class CheckpointManager:
             self._state.statistics.add(saves_skipped=1)
             handle = SaveHandle(step)
         else:
+            is_again = step == self._last_saved
             self._last_saved = step
-            handle = lane.save(order)
+            try:
+                handle = lane.save(order)
+            except StepExists:
+                # The loop's own save was of the step at which it stops.
+                if not (is_again and self._parts.scheduler.stops_at(step)):
+                    raise
+                handle = SaveHandle(step)
         for other in self._parts.lanes[1:]:
             # Only now: who has heard of a failure, and who has not, begin the same saves.
             if other is not lane:

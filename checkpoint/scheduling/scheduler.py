@@ -98,7 +98,8 @@ class SaveScheduler:
         self._asks_preemption = True
         return self._note_preempted(step, reached_preemption(step))
 
-    def _ask_preemption(self, step: int) -> bool:
+    def stops_at(self, step: int) -> bool:
+        """Says whether a step is the last one, or after it. Alike on every process."""
         if not self._heeds_notices:
             return False
         if self._asks_preemption:
@@ -157,7 +158,7 @@ class SaveScheduler:
         """Returns why `step` is to be saved, or ""; `busy` says whether a save of this process is
         in flight.
         """
-        preempted = self._ask_preemption(step) and not self._last_committed
+        preempted = self.stops_at(step) and not self._last_committed
         if preempted and self._last_step != step:
             return "the job is preempted"
         if self._agreement is None:

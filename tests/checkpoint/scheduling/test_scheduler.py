@@ -22,6 +22,7 @@ from holdfast.checkpoint import (
     OnPreemption,
     Options,
     Progress,
+    StepExists,
 )
 from holdfast.checkpoint.policy import SavePolicy
 from holdfast.checkpoint.scheduling import scheduler as scheduler_module
@@ -200,6 +201,31 @@ def test_the_step_at_which_a_lone_program_stops_is_saved(tmp_path: Path, asks_fi
         assert reached_preemption(1)
         manager.wait_until_finished()
         assert not manager.save(1003, tree(3)) and manager.all_steps() == [1002]
+    preemption.stop()
+
+
+@pytest.mark.parametrize("asks", ["manager", "program"])
+@pytest.mark.parametrize("force", [False, True])
+def test_the_last_step_may_be_saved_by_the_loop_and_at_its_stop(
+    tmp_path: Path, asks: str, force: bool
+) -> None:
+    """A loop saves each tenth step, and the one at which it stops: where these are one, the second
+    save does nothing. What is not there is saved, and elsewhere a step is there already.
+    """
+    preemption.stop()
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(9, tree(9))
+        with pytest.raises(StepExists):
+            manager.save(9, tree(9), force=force)
+        manager.save(10, tree(10))
+        notify_preemption(Notice("the machine is taken"))
+        assert manager.reached_preemption(10) if asks == "manager" else reached_preemption(10)
+        assert not manager.save(10, tree(10), force=force)
+        assert manager.save(11, tree(11), force=force)
+        assert not manager.save(11, tree(11), force=force)
+        with pytest.raises(StepExists):
+            manager.save(10, tree(10), force=force)
+        assert manager.all_steps() == [9, 10, 11]
     preemption.stop()
 
 
