@@ -219,8 +219,7 @@ class TravellingPrograms:
                 new = _entries(told["entries"])
                 lacking = [entry for name, entry in new.items() if name not in whole]
                 end = time.monotonic() + _LONG_MS / 1000
-                with contextlib.suppress(OSError):
-                    fetch_all(folder, lacking, [told["at"]], end, self._tls)
+                fetch_all(folder, lacking, [told["at"]], end, self._tls)
 
     def _is_there(self, number: int) -> bool:
         with contextlib.suppress(CoordinationError):
@@ -254,18 +253,16 @@ def fetch_all(
     end: float,
     tls: PeerTls | None = None,
 ) -> None:
-    """Fetches entries until all are there, no server is left, or it is `end` by the monotonic
-    clock. What is refused is passed over.
+    """Fetches entries until all are there, no server is left, the folder takes no more, or it is
+    `end` by the monotonic clock. What is refused is passed over.
     """
     left = list(entries)
     for address, secret in servers:
         if not left:
             return
-        with contextlib.suppress(PeerFailed):
-            left_s = min(SILENT_S, end - time.monotonic())
-            with PeerConnection(
-                address, bytes.fromhex(secret), tls, timeout_s=max(0.001, left_s)
-            ) as peer:
+        left_s = max(0.001, min(SILENT_S, end - time.monotonic()))
+        try:
+            with PeerConnection(address, bytes.fromhex(secret), tls, timeout_s=left_s) as peer:
                 for entry in list(left):
                     try:
                         fetch(peer, entry, folder, end)
@@ -275,15 +272,21 @@ def fetch_all(
                     except RefusedEntry as error:
                         _log.warning("%s", error)
                         count("compiled/refused")
+        except PeerFailed:
+            continue
+        except OSError as error:
+            _log.warning("%s takes no more compiled programs: %s", folder, error)
+            return
 
 
 def fetch(peer: PeerConnection, entry: Entry, folder: Path, end: float) -> None:
     """Puts an entry of a peer into the folder, whole or not at all.
 
-    Raises RefusedEntry for other bytes than were told, PeerFailed, FileNotFoundError.
+    Raises RefusedEntry for other bytes than were told, PeerFailed, FileNotFoundError, and OSError
+    where the folder does not take it.
     """
     if shutil.disk_usage(folder).free < entry.size + LEAST_FREE_BYTES:
-        raise PeerFailed(errno.ENOSPC, f"{folder} has no room for {entry.name}")
+        raise OSError(errno.ENOSPC, f"it has no room for {entry.name}")
     descriptor, name = tempfile.mkstemp(prefix=".fetched-", dir=folder)
     aside = Path(name)
     try:
