@@ -35,7 +35,8 @@ import jax.monitoring
 from holdfast.coordination import CoordinationClient, CoordinationError
 from holdfast.coordination.mounts import boot_id
 
-from ..group.group import Group
+from ..group.group import Group, decide_at_first
+from ..group.group_client import Deadline
 from ..group.runtime import host_address, peer_tls
 from ..instruments import event as count
 from ..peers.part_server import PartServer
@@ -143,18 +144,23 @@ class TravellingPrograms:
         self, name: str, own: Any, decide: Callable[[list[Any]], Any], timeout_s: float
     ) -> Any:
         """Returns what rank 0 decides by what all say."""
-        said = self._group.gather(f"compiled/{name}", _pack(own), timeout_s=timeout_s)
-        decided = None if said is None else _pack(decide([_unpack(each) for each in said]))
-        return _unpack(self._group.broadcast(f"compiled/{name}", decided, timeout_s=timeout_s))
+
+        def decided(said: list[bytes]) -> bytes:
+            return _pack(decide([_unpack(each) for each in said]))
+
+        name = f"compiled/{name}"
+        deadline = Deadline(timeout_s)
+        return _unpack(decide_at_first(self._group, name, _pack(own), decided, deadline))
 
     def _exchange(
         self, plan: dict[str, Any], have: Mapping[str, Entry], timeout_s: float, *, leads: bool
     ) -> dict[str, Entry]:
         """Fetches what this host lacks; returns what all hosts have then."""
         own: dict[str, Any] = {"kind": self._kind}
-        if self._group.index in plan["holders"]:
-            own["at"] = self._served(have.values())
-            if self._group.index in plan["lists"]:
+        for ranks in plan["holders"]:
+            if self._group.index in ranks:
+                own["at"] = self._served(have.values())
+            if self._group.index == ranks[0]:
                 own["entries"] = _listing(have.values())
         union = self._told("entries", own, _union, timeout_s)
         wanted = _entries(union["entries"].get(self._kind, []))
@@ -367,8 +373,8 @@ def _place_of(folder: Path | None) -> str:
 
 
 def _plan(hosts: list[dict[str, str]]) -> dict[str, Any] | None:
-    """Decides who leads each host, and who tells what it has; None: there is one host, or nothing
-    to keep.
+    """Decides who leads each host, and by set of entries who holds it, of whom the first tells what
+    it has; None: there is one host, or nothing to keep.
     """
     leaders: dict[str, int] = {}
     sets: dict[tuple[str, str], list[int]] = {}
@@ -377,12 +383,10 @@ def _plan(hosts: list[dict[str, str]]) -> dict[str, Any] | None:
             sets.setdefault((each["kind"], each["set"]), []).append(rank)
     if len(leaders) == 1:
         return None
-    holders = [ranks[:MOST_HOLDERS] for (_, digest), ranks in sets.items() if digest]
     return {
         "alike": len(sets) == 1,
         "leaders": list(leaders.values()),
-        "holders": [rank for ranks in holders for rank in ranks],
-        "lists": [ranks[0] for ranks in holders],
+        "holders": [ranks[:MOST_HOLDERS] for (_, digest), ranks in sets.items() if digest],
     }
 
 

@@ -30,6 +30,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 PartitionSpec: Any = jax.sharding.PartitionSpec  # jax does not type it
 
+_BROADCAST = "broadcast_one_to_all"
+
 
 def global_max(values: Sequence[int], *, timeout_s: float | None = None) -> list[int]:
     """Returns the largest of each of the integers over all processes.
@@ -77,22 +79,20 @@ def broadcast_one_to_all(
     ValueError where the processes do not call it alike, or there is not one source: on all of them,
     before the devices compute. (Over jax.distributed's own client the calls are not compared.)
     """
-    call = "broadcast_one_to_all"
     deadline = deadline_of(timeout_s)
-    index = process_index()
-    is_source = index == 0 if is_source is None else bool(is_source)
+    is_source = process_index() == 0 if is_source is None else bool(is_source)
     paths, treedef = jax.tree_util.tree_flatten_with_path(in_tree)
     try:
         leaves = [_to_numpy(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
     except TypeError as error:
-        _tell_others(call, error, deadline)
+        _tell_others(_BROADCAST, error, deadline)
         raise
     lines = [
         _described(jax.tree_util.keystr(path), leaf, original)
         for (path, original), leaf in zip(paths, leaves, strict=True)
     ]
-    source = f"process {index}" if is_source else ""
-    check_match(call, lines, deadline, source=source, needs_source=True)
+    source = f"process {process_index()}" if is_source else ""
+    check_match(_BROADCAST, lines, deadline, source=source)
     if jax.process_count() > 1 and leaves:
         leaves = _from_source(leaves, is_source, deadline)
     results = [_like(leaf, original) for leaf, (_, original) in zip(leaves, paths, strict=True)]
@@ -123,7 +123,7 @@ def _from_source(leaves: Sequence[Array], is_source: bool, deadline: Deadline) -
     words = np.zeros((1, sum(sizes)), np.uint32)
     if is_source:
         words[0] = np.concatenate([_to_words(leaf) for leaf in leaves])
-    result = bounded("broadcast_one_to_all", lambda: _reduced(words, "sum"), deadline)
+    result = bounded(_BROADCAST, lambda: _reduced(words, "sum"), deadline)
     parts = np.split(result, np.cumsum(sizes)[:-1])
     return [
         part.view(np.uint8)[: leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
@@ -226,7 +226,7 @@ def _to_numpy(path: str, leaf: Any) -> Array:
     array = np.asarray(leaf)
     if array.dtype.hasobject or array.dtype.kind in "SUMm":
         raise TypeError(
-            f"broadcast_one_to_all: leaf {path or 'at the root'} is {type(leaf).__name__}"
+            f"{_BROADCAST}: leaf {path or 'at the root'} is {type(leaf).__name__}"
             f" {array.dtype}, expected an array of numbers"
         )
     return array

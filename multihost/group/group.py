@@ -182,6 +182,19 @@ class ClusterGroup:
         _report(self._group_client.client, progress)
 
 
+def decide_at_first(
+    group: Group,
+    name: str,
+    said: bytes,
+    decide: Callable[[list[bytes]], bytes],
+    deadline: Deadline,
+) -> bytes:
+    """Returns on all processes what rank 0 decides by what all say, in rank order."""
+    gathered = group.gather(name, said, timeout_s=deadline.remaining_s())
+    decided = None if gathered is None else decide(gathered)
+    return group.broadcast(name, decided, timeout_s=deadline.remaining_s())
+
+
 def runtime_indices(group: Group) -> Sequence[int]:
     """Returns the runtime indices of a group's members, in rank order."""
     processes: Sequence[int] | None = getattr(group, "processes", None)

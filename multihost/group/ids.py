@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from ..job import current_job
-from .group import ClusterGroup
-from .group_client import Client, group_client_of
+from .group import ClusterGroup, decide_at_first
+from .group_client import Client, Deadline, group_client_of
 from .runtime import current_client, distributed_process_id, use_experimental_distributed_process_id
 
 _EXCHANGE_TIMEOUT_S = 300.0
@@ -58,11 +58,8 @@ def exchange_ids(
     when two processes claim one number.
     """
     group = ClusterGroup(client, mine.distributed, num_processes)
-    everybody = group.gather("ids", packed([mine]), timeout_s=timeout_s)
-    told = None
-    if everybody is not None:
-        told = packed([ids for table in everybody for ids in unpacked(table)])
-    ids = unpacked(group.broadcast("ids", told, timeout_s=timeout_s))
+    table = decide_at_first(group, "ids", packed([mine]), _joined, Deadline(timeout_s))
+    ids = unpacked(table)
     for field in ("runtime", "distributed"):
         numbers = sorted(getattr(entry, field) for entry in ids)
         if numbers != list(range(num_processes)):
@@ -71,6 +68,10 @@ def exchange_ids(
                 f" {num_processes - 1}: two processes claim one number"
             )
     return ids
+
+
+def _joined(tables: Iterable[bytes]) -> bytes:
+    return packed([ids for table in tables for ids in unpacked(table)])
 
 
 def packed(ids: Sequence[ProcessIds]) -> bytes:

@@ -7,14 +7,15 @@ makes another call, the devices add what does not belong together, or the backen
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import jax
 
 from holdfast.coordination import BarrierTimeout
 
-from .group import Group, default_group
+from .group import Group, decide_at_first, default_group
 from .group_client import Deadline, named
 from .runtime import current_group_client, is_jax_distributed_client_initialized
 
@@ -28,11 +29,11 @@ def check_match(
     lines: Sequence[str],
     deadline: Deadline,
     *,
-    source: str = "",
-    needs_source: bool = False,
+    source: str | None = None,
 ) -> None:
     """Raises ValueError, on every process, unless all make the same call: its name and its `lines`
-    are equal, and where it `needs_source` all that name a source name the same one.
+    are equal, and all that are a source name the same one. A process that is none has `source=""`;
+    a call that needs none has None.
 
     Costs one gather and one broadcast of some bytes; nothing over jaxlib's own client. Raises
     BarrierTimeout naming who has not made a call, ProcessLost, CoordinatorLost.
@@ -41,23 +42,23 @@ def check_match(
     if group is None:
         return
     text = "\n".join([call, *lines])
-    own = f"{hashlib.sha256(text.encode()).hexdigest()} {source}"
+    own = f"{hashlib.sha256(text.encode()).hexdigest()} {source or ''}"
+
+    def judge(said: Sequence[bytes]) -> bytes:
+        digests, sources = zip(*(each.decode().split(" ", 1) for each in said), strict=True)
+        if len(set(digests)) > 1:
+            return _DIFFER
+        named_sources = sorted(set(sources) - {""})
+        if source is None or len(named_sources) == 1:
+            return b""
+        found = ", ".join(named_sources) or "none"
+        return f"{call}: expected one source, found {found}".encode()
+
     try:
-        sent = group.gather(_NAME, own.encode(), timeout_s=deadline.remaining_s())
-        verdict = None
-        if sent is not None:
-            told = [each.decode().split(" ", 1) for each in sent]
-            verdict = b""
-            if len({digest for digest, _ in told}) > 1:
-                verdict = _DIFFER
-            elif needs_source:
-                verdict = _wrong_source(call, {source for _, source in told if source}).encode()
-        verdict = group.broadcast(_NAME, verdict, timeout_s=deadline.remaining_s())
+        verdict = decide_at_first(group, _NAME, own.encode(), judge, deadline)
         if verdict == _DIFFER:
             # Only now: what all are called with may be long.
-            texts = group.gather(_NAME, text.encode(), timeout_s=deadline.remaining_s())
-            verdict = None if texts is None else _difference(texts).encode()
-            verdict = group.broadcast(_NAME, verdict, timeout_s=deadline.remaining_s())
+            verdict = decide_at_first(group, _NAME, text.encode(), _difference, deadline)
     except BarrierTimeout as error:
         if not error.missing:
             raise
@@ -78,26 +79,18 @@ def _group() -> Group | None:
     return default_group() if current_group_client().pushes else None
 
 
-def _wrong_source(call: str, sources: Collection[str]) -> str:
-    if len(sources) == 1:
-        return ""
-    found = ", ".join(sorted(sources)) or "none"
-    return f"{call}: expected one source, found {found}"
-
-
-def _difference(texts: Sequence[bytes]) -> str:
+def _difference(texts: Sequence[bytes]) -> bytes:
     """Says which processes differ from most, and the first thing in which one of them does."""
     usual, _ = Counter(texts).most_common(1)[0]
     odd = [rank for rank, text in enumerate(texts) if text != usual]
     other = texts.index(usual)
-    theirs, ours = (text.decode().split("\n") for text in (texts[odd[0]], usual))
-    at = next(
-        (at for at, (one, two) in enumerate(zip(theirs, ours, strict=False)) if one != two),
-        min(len(theirs), len(ours)),
+    call, _, _ = usual.decode().partition("\n")
+    pairs = itertools.zip_longest(
+        texts[odd[0]].decode().split("\n"), usual.decode().split("\n"), fillvalue="nothing more"
     )
-    call = ours[0]
-    has, expected = ((lines[at:] or ["nothing more"])[0] for lines in (theirs, ours))
-    return (
+    has, expected = next((one, two) for one, two in pairs if one != two)
+    said = (
         f"{call}: {named(odd)} and process {other} do not call it alike: process {odd[0]} has"
         f" {has}, process {other} has {expected}; expected the same of every process"
     )
+    return said.encode()

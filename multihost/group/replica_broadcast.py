@@ -96,7 +96,7 @@ def broadcast_one_replica_to_all(  # noqa: PLR0917 as trainers know it from Orba
             jax.process_index(), global_mesh, replica_axis_index=replica_axis_index
         )
         source = f"replica {own}"
-    check_match(call, lines, deadline_of(timeout_s), source=source, needs_source=True)
+    check_match(call, lines, deadline_of(timeout_s), source=source)
     for leaves in rounds:
         spread = tuple(_spread(leaf, global_mesh, axis, is_source) for leaf in leaves)
         for leaf in leaves:

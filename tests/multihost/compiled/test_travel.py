@@ -197,8 +197,7 @@ def test_one_host_or_none_exchanges_nothing() -> None:
     assert differing == {
         "alike": False,
         "leaders": [0, 1, 2],
-        "holders": [0, 1],
-        "lists": [0, 1],
+        "holders": [[0], [1]],
     }
 
 

@@ -11,13 +11,14 @@ def test_who_differs_from_most_is_named() -> None:
     usual = b"call\na\nb"
     odd = b"call\na\nc"
     assert _difference([odd, usual, usual]) == (
-        "call: process 0 and process 1 do not call it alike: process 0 has c, process 1 has b;"
-        " expected the same of every process"
+        b"call: process 0 and process 1 do not call it alike: process 0 has c, process 1 has b;"
+        b" expected the same of every process"
     )
-    assert "processes 1, 3 and process 0 do not" in _difference([usual, odd, usual, b"call", usual])
-    assert "process 1 has nothing more, process 0 has b" in _difference([usual, b"call\na"])
+    several = _difference([usual, odd, usual, b"call", usual])
+    assert b"processes 1, 3 and process 0 do not" in several
+    assert b"process 1 has nothing more, process 0 has b" in _difference([usual, b"call\na"])
 
 
 def test_alone_there_is_nothing_to_compare() -> None:
     """One process asks nobody, and may have no source."""
-    check_match("call", ["a"], Deadline(1.0), needs_source=True)
+    check_match("call", ["a"], Deadline(1.0), source="")
