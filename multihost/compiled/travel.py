@@ -42,6 +42,7 @@ from ..instruments import event as count
 from ..peers.part_server import PartServer
 from ..peers.peer_connection import PeerConnection, PeerFailed
 from ..peers.peer_tls import PeerTls
+from ..threads import start_daemon
 from .folder import (
     LEAST_FREE_BYTES,
     PIECE_BYTES,
@@ -121,9 +122,9 @@ class TravellingPrograms:
             show_to_jax(None)
             return
         show_to_jax(self._view, is_view=True)
-        self._start(self._tell, folder)
+        start_daemon("compiled", self._tell, self._view, folder)
         if leads:
-            self._start(self._follow, folder)
+            start_daemon("compiled", self._follow, folder)
 
     def close(self) -> None:
         """Serves and fetches nothing any more, and keeps what was compiled. Idempotent."""
@@ -186,19 +187,15 @@ class TravellingPrograms:
 
     # --- what is compiled later
 
-    def _start(self, work: Callable[[Path], None], folder: Path) -> None:
-        threading.Thread(target=work, args=(folder,), name="holdfast-compiled", daemon=True).start()
-
-    def _tell(self, folder: Path) -> None:
+    def _tell(self, view: Path, folder: Path) -> None:
         """Moves what jax has written to the host's folder, and tells the others of it."""
-        assert self._view is not None
         with contextlib.suppress(CoordinationError, OSError):
             while True:
                 _written.wait()
                 _written.clear()
                 if self._closed.wait(SETTLE_S):
                     return
-                new = merge(self._view, folder)
+                new = merge(view, folder)
                 if new:
                     told = {"kind": self._kind, "at": self._served(new), "entries": _listing(new)}
                     number = self._client.key_value_increment(f"{_LOG}/count", 1)

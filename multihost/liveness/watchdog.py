@@ -29,7 +29,7 @@ from holdfast.coordination.vitals import stacks
 from ..group.late import tell_once
 from ..group.runtime import current_client, current_spec, distributed_process_id
 from ..spec import ProcessSpec
-from ..threads import on_thread
+from ..threads import on_thread, start_daemon
 
 _log = logging.getLogger(__name__)
 
@@ -81,8 +81,7 @@ class Watchdog:
         self.hangs = 0
         # Before the block begins: it may take the GIL at once and never give it back.
         _watch_list.add(self)
-        self._thread = threading.Thread(target=self._watch, name="holdfast-watchdog", daemon=True)
-        self._thread.start()
+        self._thread = start_daemon("watchdog", self._watch)
 
     def progress(self) -> None:
         """Records progress of the program. Takes less than a microsecond."""
@@ -145,13 +144,7 @@ class Watchdog:
         text = f"no progress for {idle_s:.0f} s (watchdog of {self.timeout_s:g} s)"
         all_stacks = stacks()
         _log.error("%s; stacks of all threads:\n%s", text, all_stacks)
-        reporter = threading.Thread(
-            target=_report_hang,
-            args=(text, all_stacks, self._exit),
-            name="holdfast-stacks",
-            daemon=True,
-        )
-        reporter.start()
+        reporter = start_daemon("stacks", _report_hang, text, all_stacks, self._exit)
         if self._exit:
             reporter.join(_LAST_RESORT_S)
             os.write(2, f"holdfast: {text}: exit {HANG_EXIT_CODE}\n{all_stacks}\n".encode())

@@ -33,7 +33,7 @@ from ..group.group_client import Client, GroupClient, group_client_of
 from ..job import current_job
 from ..liveness.vitals import note_asked, note_step
 from ..liveness.watchdog import progress
-from ..threads import on_thread
+from ..threads import on_thread, start_daemon
 from .signals import Signals
 from .sources import GceMetadata, Notice, Polled, RayTrain, SlurmEnd, Source
 from .step_agreement import SyncPoint
@@ -77,10 +77,7 @@ class Preemption:
         self._sync = SyncPoint(None, "preemption", on_change=self._on_change)
         # A thread of its own: publishing calls the coordinator, and a signal's reader thread must
         # stay free for the next signal.
-        self._publisher = threading.Thread(
-            target=self._publish_news, name="holdfast-preemption", daemon=True
-        )
-        self._publisher.start()
+        self._publisher = start_daemon("preemption", self._publish_news)
         self._sources: list[Source] = []
         for source in with_defaults(sources):
             self.add_source(source)

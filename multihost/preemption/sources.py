@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..ray_train import is_worker, own_preemption
+from ..threads import start_daemon
 
 _log = logging.getLogger(__name__)
 
@@ -83,13 +84,7 @@ class Polled:
     def start(self, notify: Notify) -> None:
         """Begins to poll, at once and then periodically."""
         closed = self._closed = threading.Event()  # of this thread: it may be started again
-        self._thread = threading.Thread(
-            target=self._run,
-            args=(notify, closed),
-            name=f"holdfast-notice-{self.name}",
-            daemon=True,
-        )
-        self._thread.start()
+        self._thread = start_daemon(f"notice-{self.name}", self._run, notify, closed)
 
     def close(self) -> None:
         """Stops polling; waits at most a second for a call under way."""

@@ -14,6 +14,7 @@ from holdfast.coordination import CoordinationError, Credentials, ProcessLost, S
 from ..errors import StartupTimeout
 from ..group.group_client import Deadline, GroupClient, named
 from ..spec import ProcessSpec
+from ..threads import start_daemon
 from .jax_agent import end_jax
 
 _STATUS_TIMEOUT_S = 2.0
@@ -44,8 +45,7 @@ def ended_by_loss(
         if group_client.lost_tasks():
             over.set()
 
-    thread = threading.Thread(target=end_waits, name="holdfast-start", daemon=True)
-    thread.start()
+    thread = start_daemon("start", end_waits)
     failure: Exception | None = None
     try:
         with group_client.peers.on_change(check):

@@ -11,7 +11,6 @@ import gc
 import logging
 import os
 import re
-import threading
 import time
 import traceback
 import weakref
@@ -39,6 +38,7 @@ from ..liveness.vitals import last_vitals
 from ..parent import spec_of_launcher
 from ..preemption.preemption import Preemption, current
 from ..spec import ProcessSpec
+from ..threads import start_daemon
 from .departure import Departure
 from .start import Membership, initialize, shutdown
 
@@ -138,20 +138,9 @@ def _stay() -> None:
     job.put(departure)
     job.outlive()
     member.client.report(restartable=1)
-    threading.Thread(
-        target=_listen,
-        args=(job, member.client, departure),
-        name="holdfast-attempt",
-        daemon=True,
-    ).start()
+    start_daemon("attempt", _listen, job, member.client, departure)
     if job.spec.process_id == 0:
-        preemption = current()
-        threading.Thread(
-            target=_listen_for_room,
-            args=(preemption, member.client),
-            name="holdfast-grow",
-            daemon=True,
-        ).start()
+        start_daemon("grow", _listen_for_room, current(), member.client)
 
 
 def _listen(job: Job, client: CoordinationClient, departure: Departure) -> None:

@@ -51,6 +51,7 @@ from ..preemption.sources import Source
 from ..preemption.step_agreement import close_sync_points
 from ..ray_train import is_worker
 from ..spec import ProcessSpec
+from ..threads import start_daemon
 from .bounded import ended_by_loss
 from .coordinator import find_coordinator, gather_workers
 from .discovery import GIVEN, DiscoveredProcess, discover_process
@@ -375,7 +376,7 @@ def _connect(
         credentials=credentials,
     )
     client.watch_processes(arrivals.update)
-    threading.Thread(target=arrivals.warn_late, name="holdfast-arrivals", daemon=True).start()
+    start_daemon("arrivals", arrivals.warn_late)
     try:
         client.connect()
     except CoordinationError as error:
