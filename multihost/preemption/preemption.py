@@ -183,8 +183,12 @@ class Preemption:
     def notify(self, notice: Notice | None, source: Source | None = None) -> None:
         """Gives the notice of one source as it now stands, or withdraws it (None).
 
-        Returns at once.
+        Returns at once. Raises TypeError for what is no notice.
         """
+        if not isinstance(notice, Notice | None):
+            raise TypeError(
+                f"preemption: expected a Notice or None, found {notice!r}; write Notice(reason)"
+            )
         name = "program" if source is None else source.name
         with self._lock:
             if notice is None:
@@ -562,7 +566,7 @@ def preempted_processes() -> tuple[int, ...]:
 
 def notify_preemption(notice: Notice | None) -> None:
     """Gives the program's own notice, or withdraws it (None). Returns at once; from any thread, and
-    from a handler of a signal.
+    from a handler of a signal. Raises TypeError for what is no notice.
     """
     current().notify(notice)
 

@@ -70,8 +70,9 @@ class Source(Protocol):
 class Polled:
     """Calls `poll` every `every_s` seconds, in a thread of its own.
 
-    `poll()` returns the notice as it now stands, or None. A `poll` that raises is logged, once per
-    run of failures, and leaves the notice as it was. Launchers derive their sources from it.
+    `poll()` returns the notice as it now stands, or None. A `poll` that raises, or returns
+    something else, is logged, once per run of failures, and leaves the notice as it was. Launchers
+    derive their sources from it.
     """
 
     def __init__(self, name: str, poll: Callable[[], Notice | None], *, every_s: float) -> None:
@@ -98,6 +99,9 @@ class Polled:
         while not closed.is_set():
             try:
                 seen = self._poll()
+                if seen != standing and not closed.is_set():
+                    notify(seen)
+                    standing = seen
                 failing = False
             except Exception as error:
                 _log.log(
@@ -106,11 +110,7 @@ class Polled:
                     self.name,
                     error,
                 )
-                seen = standing
                 failing = True
-            if seen != standing and not closed.is_set():
-                standing = seen
-                notify(seen)
             closed.wait(self._every_s)
 
 
