@@ -143,7 +143,7 @@ def folder_of(environment: Mapping[str, str]) -> Path | None:
         return None
     cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if named:
-        root = Path(named).absolute()
+        root = Path(os.path.expanduser(named)).absolute()
     elif os.path.isabs(cache) and not _is_on_network(Path(cache)):
         root = Path(cache, "holdfast", "compiled")
     else:
