@@ -20,8 +20,8 @@ from holdfast.coordination import BarrierTimeout, CoordinationError
 
 from ..job import clear_with_attempt
 from ..threads import on_thread
-from .barriers import coordination_timeout
-from .group_client import Deadline, GroupClient
+from .barriers import deadline_of
+from .group_client import Deadline
 from .matching import check_match
 from .runtime import current_group_client, is_jax_distributed_client_initialized, process_index
 
@@ -99,10 +99,6 @@ def broadcast_one_to_all(
     return jax.tree_util.tree_unflatten(treedef, results)
 
 
-def deadline_of(timeout_s: float | None) -> Deadline:
-    return Deadline(coordination_timeout() if timeout_s is None else timeout_s)
-
-
 def _tell_others(call: str, error: Exception, deadline: Deadline) -> None:
     """Tells the other processes why this one does not compute: they would wait for it."""
     with suppress(ValueError):  # which they raise; this process raises its own
@@ -143,44 +139,31 @@ def bounded(what: str, compute: Callable[[], T], deadline: Deadline) -> T:
     future.add_done_callback(lambda done: changed.set())
     group_client = current_group_client() if is_jax_distributed_client_initialized() else None
     with nullcontext() if group_client is None else group_client.peers.on_change(changed.set):
-        while not future.done():
-            _raise_if_anybody_is_lost(group_client, what)
-            if not changed.wait(deadline.remaining_s()):
-                raise BarrierTimeout(
-                    f"{what} did not end in {deadline.timeout_s:g} s: a process has not called it,"
-                    " or hangs",
-                    name=what,
-                )
-            changed.clear()
+
+        def is_done(deadline: Deadline, done: Callable[[], bool]) -> bool:
+            """Returns whether it is done in time. Raises ProcessLost of whoever is lost before."""
+            while not done():
+                if group_client is not None:
+                    group_client.raise_if_lost(range(jax.process_count()), what)
+                if not changed.wait(deadline.remaining_s()):
+                    return False
+                changed.clear()
+            return True
+
+        if not is_done(deadline, future.done):
+            raise BarrierTimeout(
+                f"{what} did not end in {deadline.timeout_s:g} s: a process has not called it, or"
+                " hangs",
+                name=what,
+            )
         error = future.exception()
-        if error is not None:
-            raise _explained(group_client, what, error, changed) from error
+        if group_client is not None and isinstance(error, (jax.errors.JaxRuntimeError, ValueError)):
+            # Of a loss the backend often knows before the coordinator, which is given the time to.
+            try:
+                is_done(Deadline(group_client.loss_known_s), lambda: False)
+            except CoordinationError as lost:
+                raise lost from error
     return future.result()
-
-
-def _explained(
-    group_client: GroupClient | None, what: str, error: BaseException, changed: threading.Event
-) -> BaseException:
-    """Returns the loss that made the backend fail, or the backend's error where nobody is lost.
-
-    The backend often notices before the coordinator does: it is given the time to.
-    """
-    if group_client is None or not isinstance(error, (jax.errors.JaxRuntimeError, ValueError)):
-        return error
-    deadline = Deadline(group_client.loss_known_s)
-    while True:
-        changed.clear()
-        try:
-            _raise_if_anybody_is_lost(group_client, what)
-        except CoordinationError as lost:
-            return lost
-        if not changed.wait(deadline.remaining_s()):
-            return error
-
-
-def _raise_if_anybody_is_lost(group_client: GroupClient | None, what: str) -> None:
-    if group_client is not None:
-        group_client.raise_if_lost(range(jax.process_count()), what)
 
 
 def _reduced(row: Array, operation: str) -> Array:

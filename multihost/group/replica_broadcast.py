@@ -13,7 +13,8 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import NamedSharding
 
-from .collectives import bounded, deadline_of
+from .barriers import deadline_of
+from .collectives import bounded
 from .matching import check_match
 from .slices import process_replica_id
 
