@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import logging
 import os
 import secrets
@@ -25,8 +24,7 @@ import shutil
 import tempfile
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,7 @@ import jax.monitoring
 from holdfast.coordination import CoordinationClient, CoordinationError
 from holdfast.coordination.mounts import boot_id
 
-from ..group.group import Group, decide_at_first
+from ..group.group import Group, decide_at_first, pack, unpack
 from ..group.group_client import Deadline
 from ..group.runtime import host_address, peer_tls
 from ..instruments import event as count
@@ -105,7 +103,7 @@ class TravellingPrograms:
         folder = self._folder
         have = {} if folder is None else _offered(folder)
         own = {"host": _place_of(folder), "kind": self._kind, "set": _digest_of(have)}
-        plan = self._told("hosts", own, _plan, timeout_s)
+        plan = decide_at_first(self._group, "compiled/hosts", own, _plan, Deadline(timeout_s))
         if plan is None:
             return
         visible = have
@@ -141,18 +139,6 @@ class TravellingPrograms:
         """What entries may be exchanged with: hosts of one processor and jaxlib."""
         return "" if self._folder is None else self._folder.name
 
-    def _told(
-        self, name: str, own: Any, decide: Callable[[list[Any]], Any], timeout_s: float
-    ) -> Any:
-        """Returns what rank 0 decides by what all say."""
-
-        def decided(said: list[bytes]) -> bytes:
-            return _pack(decide([_unpack(each) for each in said]))
-
-        name = f"compiled/{name}"
-        deadline = Deadline(timeout_s)
-        return _unpack(decide_at_first(self._group, name, _pack(own), decided, deadline))
-
     def _exchange(
         self, plan: dict[str, Any], have: Mapping[str, Entry], timeout_s: float, *, leads: bool
     ) -> dict[str, Entry]:
@@ -163,7 +149,7 @@ class TravellingPrograms:
                 own["at"] = self._served(have.values())
             if self._group.index == ranks[0]:
                 own["entries"] = _listing(have.values())
-        union = self._told("entries", own, _union, timeout_s)
+        union = decide_at_first(self._group, "compiled/entries", own, _union, Deadline(timeout_s))
         wanted = _entries(union["entries"].get(self._kind, []))
         here = None  # its leader speaks for a host
         if leads:
@@ -172,7 +158,7 @@ class TravellingPrograms:
                 self._fetch_in_time(self._folder, wanted, union["at"].get(self._kind, []))
                 whole = sealed(self._folder)
             here = [name for name, entry in wanted.items() if whole.get(name) == entry]
-        common = self._told("whole", here, _common, timeout_s)
+        common = decide_at_first(self._group, "compiled/whole", here, _common, Deadline(timeout_s))
         return {name: wanted[name] for name in common if name in wanted}
 
     def _fetch_in_time(
@@ -199,14 +185,14 @@ class TravellingPrograms:
                 if new:
                     told = {"kind": self._kind, "at": self._served(new), "entries": _listing(new)}
                     number = self._client.key_value_increment(f"{_LOG}/count", 1)
-                    self._client.key_value_set_bytes(f"{_LOG}/{number}", _pack(told))
+                    self._client.key_value_set_bytes(f"{_LOG}/{number}", pack(told))
 
     def _follow(self, folder: Path) -> None:
         """Fetches what others tell of. It ends with the client: a call is then cancelled."""
         number = 1
         while not self._closed.is_set():
             try:
-                told = _unpack(
+                told = unpack(
                     self._client.blocking_key_value_get_bytes(f"{_LOG}/{number}", _LONG_MS)
                 )
             except CoordinationError as error:
@@ -317,14 +303,6 @@ def fetch(peer: PeerConnection, entry: Entry, folder: Path, end: float) -> None:
 
 
 # --- what hosts tell each other
-
-
-def _pack(value: Any) -> bytes:
-    return zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 1)
-
-
-def _unpack(data: bytes) -> Any:
-    return json.loads(zlib.decompress(data))
 
 
 def _listing(entries: Iterable[Entry]) -> list[list[Any]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import json
 import logging
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -185,14 +187,27 @@ class ClusterGroup:
 def decide_at_first(
     group: Group,
     name: str,
-    said: bytes,
-    decide: Callable[[list[bytes]], bytes],
+    said: Any,
+    decide: Callable[[list[Any]], Any],
     deadline: Deadline,
-) -> bytes:
-    """Returns on all processes what rank 0 decides by what all say, in rank order."""
-    gathered = group.gather(name, said, timeout_s=deadline.remaining_s())
-    decided = None if gathered is None else decide(gathered)
-    return group.broadcast(name, decided, timeout_s=deadline.remaining_s())
+) -> Any:
+    """Returns on all processes what rank 0 decides by what all say, in rank order.
+
+    What is said and decided is of JSON's values.
+    """
+    gathered = group.gather(name, pack(said), timeout_s=deadline.remaining_s())
+    decided = None if gathered is None else pack(decide([unpack(each) for each in gathered]))
+    return unpack(group.broadcast(name, decided, timeout_s=deadline.remaining_s()))
+
+
+def pack(value: Any) -> bytes:
+    """Returns a value of JSON's, deflated."""
+    return zlib.compress(json.dumps(value, separators=(",", ":")).encode())
+
+
+def unpack(data: bytes) -> Any:
+    """Returns the value that was packed."""
+    return json.loads(zlib.decompress(data))
 
 
 def runtime_indices(group: Group) -> Sequence[int]:

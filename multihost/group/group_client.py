@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -359,15 +359,14 @@ class GroupClient:
         alive = {info.process_id for info in client.process_info() if info.alive}
         return [task for task in lost if task not in alive]
 
-    def raise_if_lost(self, processes: Iterable[int], name: str) -> None:
+    def raise_if_lost(self, processes: Collection[int], name: str) -> None:
         """Raises ProcessLost when one of `processes` is known to be gone. Asks nobody.
 
         Over jaxlib's own client none ever is.
         """
         self._refuse(processes, name)
-        members = set(processes)
         for info in self.peers.gone():
-            if info.process_id in members:
+            if info.process_id in processes:
                 raise lost(name, info)
 
     @contextmanager

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -21,7 +22,7 @@ from .runtime import current_group_client, is_jax_distributed_client_initialized
 
 # One for all of them: a process may make another call than the others.
 _NAME = "a computation of all processes"
-_DIFFER = b"?"
+_DIFFER = "?"
 
 
 def check_match(
@@ -42,23 +43,21 @@ def check_match(
     if group is None:
         return
     text = "\n".join([call, *lines])
-    own = f"{hashlib.sha256(text.encode()).hexdigest()} {source or ''}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
 
-    def judge(said: Sequence[bytes]) -> bytes:
-        digests, sources = zip(*(each.decode().split(" ", 1) for each in said), strict=True)
-        if len(set(digests)) > 1:
+    def judge(said: Sequence[Sequence[Any]]) -> str:
+        if any(theirs != digest for theirs, _ in said):
             return _DIFFER
-        named_sources = sorted(set(sources) - {""})
-        if source is None or len(named_sources) == 1:
-            return b""
-        found = ", ".join(named_sources) or "none"
-        return f"{call}: expected one source, found {found}".encode()
+        sources = sorted({theirs for _, theirs in said if theirs})
+        if source is None or len(sources) == 1:
+            return ""
+        return f"{call}: expected one source, found {', '.join(sources) or 'none'}"
 
     try:
-        verdict = decide_at_first(group, _NAME, own.encode(), judge, deadline)
+        verdict = decide_at_first(group, _NAME, [digest, source], judge, deadline)
         if verdict == _DIFFER:
             # Only now: what all are called with may be long.
-            verdict = decide_at_first(group, _NAME, text.encode(), _difference, deadline)
+            verdict = decide_at_first(group, _NAME, text, _difference, deadline)
     except BarrierTimeout as error:
         if not error.missing:
             raise
@@ -69,7 +68,7 @@ def check_match(
             missing=error.missing,
         ) from error
     if verdict:
-        raise ValueError(verdict.decode())
+        raise ValueError(verdict)
 
 
 def _group() -> Group | None:
@@ -79,18 +78,17 @@ def _group() -> Group | None:
     return default_group() if current_group_client().pushes else None
 
 
-def _difference(texts: Sequence[bytes]) -> bytes:
+def _difference(texts: Sequence[str]) -> str:
     """Says which processes differ from most, and the first thing in which one of them does."""
     usual, _ = Counter(texts).most_common(1)[0]
     odd = [rank for rank, text in enumerate(texts) if text != usual]
     other = texts.index(usual)
-    call, _, _ = usual.decode().partition("\n")
+    call, _, _ = usual.partition("\n")
     pairs = itertools.zip_longest(
-        texts[odd[0]].decode().split("\n"), usual.decode().split("\n"), fillvalue="nothing more"
+        texts[odd[0]].split("\n"), usual.split("\n"), fillvalue="nothing more"
     )
     has, expected = next((one, two) for one, two in pairs if one != two)
-    said = (
+    return (
         f"{call}: {named(odd)} and process {other} do not call it alike: process {odd[0]} has"
         f" {has}, process {other} has {expected}; expected the same of every process"
     )
-    return said.encode()
