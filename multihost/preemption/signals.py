@@ -180,7 +180,7 @@ class Signals:
                 " ending it\n"
             )
             os.write(2, line.encode())
-            faulthandler.dump_traceback(all_threads=True)
+            faulthandler.dump_traceback(file=2, all_threads=True)
             os._exit(128 + number)
 
     def _is_joining(self) -> bool:
