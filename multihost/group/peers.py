@@ -43,12 +43,9 @@ class HealthListener(Protocol):
         """
 
 
-class Health:
-    """The list of processes, as the coordinator pushes it. Thread-safe.
-
-    It refuses work with those that have failed. A process whose life ended stays refused, though it
-    may be back with another incarnation, until this process has seen the new one in the answer of
-    `live_processes()`: work planned with the old life cannot meet the new one.
+class Peers:
+    """Keeps the list, as GroupClient needs it: who is gone, and that something has changed. It is
+    what `Health` has beside its public methods.
     """
 
     def __init__(self, group_client: Any) -> None:
@@ -165,6 +162,15 @@ class Health:
         if before.incarnation == admitted:
             return False
         return found.incarnation == (admitted if lives else before.incarnation)
+
+
+class Health(Peers):
+    """The list of processes, as the coordinator pushes it. Thread-safe.
+
+    It refuses work with those that have failed. A process whose life ended stays refused, though it
+    may be back with another incarnation, until this process has seen the new one in the answer of
+    `live_processes()`: work planned with the old life cannot meet the new one.
+    """
 
     def processes(self) -> list[ProcessHealth]:
         """Returns the complete list as last pushed; empty over jaxlib's own client."""

@@ -199,7 +199,6 @@ def initialize(  # noqa: PLR0913
         spec = discovered.spec
         if discovered.worker is not None:
             spec = gather_workers(discovered.worker, deadline, heartbeat_timeout_s)
-            discovered = dataclasses.replace(discovered, spec=spec)
         if spec is None or (spec.num_processes == 1 and not discovered.launched):
             _log.info("process 0 of 1 on host %s, alone: no coordinator", socket.gethostname())
             show_devices(devices or ())
