@@ -26,6 +26,8 @@ from .peers import LEFT, Health, lost
 _PUSHED_S = 1.0
 # Characters of what callers choose, in a key: a service takes 4 KiB, and keeps it.
 _LONGEST_NAME = 120
+# Processes that an error names: a job may have ten thousand.
+_MOST_LISTED = 40
 # Barriers whose calls a process numbers.
 _MOST_NAMES = 20_000
 _BARRIER_KINDS = ("holdfast/all/", "holdfast/some.", "holdfast/barrier/", "holdfast/barrier.")
@@ -449,9 +451,11 @@ def _missing_tasks(text: str) -> list[int]:
     return [int(number) for number in _TASK.findall(missing.group(1))] if missing else []
 
 
-def named(processes: Sequence[int]) -> str:
-    """Returns processes in words, such as "processes 1, 2"."""
-    return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
+def named(processes: Sequence[int], most: int = _MOST_LISTED) -> str:
+    """Returns processes in words, such as "processes 1, 2": of many so many, and how many more."""
+    what = "processes" if len(processes) > 1 else "process"
+    more = f" and {len(processes) - most} more" if len(processes) > most else ""
+    return f"{what} {', '.join(map(str, processes[:most]))}{more}"
 
 
 class _GroupClients(dict[int, GroupClient]):

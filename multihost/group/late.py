@@ -6,7 +6,7 @@ their stacks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -110,12 +110,7 @@ def _find(client: StatusClient, group_client: GroupClient, group: Group, save: A
     what = f"not called {save.call}" if absent else f"not written what {save.call} saves"
     has = "has" if len(chosen) == 1 else "have"
     asked = {process: late[process].task_id for process in chosen[:_MOST_PLACES]}
-    return f"{_named(chosen)} {has} {what}{_places(client, asked)}"
-
-
-def _named(processes: Sequence[int]) -> str:
-    more = len(processes) - _MOST_NAMED
-    return named(processes[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"{named(chosen, _MOST_NAMED)} {has} {what}{_places(client, asked)}"
 
 
 def _places(client: StatusClient, asked: Mapping[int, int]) -> str:
