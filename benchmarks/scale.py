@@ -31,7 +31,8 @@ from benchmarks.plot import draw
 from holdfast.coordination.core import journal_codec
 from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.task_bits import bits_of, bytes_of
-from holdfast.multihost.group.ids import ProcessIds, packed
+from holdfast.multihost.group.group import pack
+from holdfast.multihost.group.ids import ProcessIds, columns_of
 from holdfast.proto import coordination_pb2, session_pb2
 from tests.support.crowd import PROCESSES_PER_HOST, Crowd
 
@@ -105,12 +106,11 @@ class Measured:
 
 def ids_of(count: int) -> bytes:
     """Returns what `initialize_ids` hands to all: the numbers and devices of each process."""
-    return packed(
-        [
-            ProcessIds(number, number, tuple(range(8 * number, 8 * number + 8)))
-            for number in range(count)
-        ]
-    )
+    ids = [
+        ProcessIds(number, number, tuple(range(8 * number, 8 * number + 8)))
+        for number in range(count)
+    ]
+    return pack(columns_of(ids))
 
 
 def measure(count: int, counts_calls: bool) -> dict[str, dict[str, float]]:

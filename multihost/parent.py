@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import struct
 from contextlib import suppress
 
 from .errors import failed_start
 from .spec import ProcessSpec, place_of
 
 _MARK = "HOLDFAST_JOINED"
+_CREDENTIALS = "3i"  # of a process at a socket: pid, user, group
 
 
 def mark_children(spec: ProcessSpec) -> None:
@@ -61,6 +64,16 @@ def refuse_child(spec: ProcessSpec) -> None:
             " come by; a child that is a program of its own calls initialize(num_processes=1), or"
             " none",
         )
+
+
+def peer_pid(connection: socket.socket) -> int:
+    """Returns the process at the other end of a Unix socket, 0 where the kernel does not know it.
+
+    Raises OSError, and AttributeError where the system has no such question.
+    """
+    size = struct.calcsize(_CREDENTIALS)
+    said = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int(struct.unpack(_CREDENTIALS, said)[0])
 
 
 def _born(pid: int) -> str:

@@ -171,7 +171,7 @@ class ProcessSpec:
         if self.num_slices > 1:
             host, port = _host_and_port(self.slice_address or self.coordinator.rpartition(":")[0])
             values = (self.num_slices, self.slice_id, host, port or _MEGASCALE_PORT)
-            wanted = {key: str(value) for key, value in zip(_SLICE_KEYS, values, strict=True)}
+            wanted = dict(zip(_SLICE_KEYS, map(str, values), strict=True))
         lines = []
         for key, value in wanted.items():
             before = environment.pop(key, None)

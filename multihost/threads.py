@@ -10,6 +10,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+def start_daemon(name: str, work: Callable[..., object], *given: object) -> threading.Thread:
+    """Starts `work` on a daemon thread, and returns the thread."""
+    thread = threading.Thread(target=work, args=given, name=f"holdfast-{name}", daemon=True)
+    thread.start()
+    return thread
+
+
 def on_thread(name: str, compute: Callable[[], T]) -> Future[T]:
     """Runs `compute` on a daemon thread; what it returns or raises is the future's."""
     future: Future[T] = Future()
@@ -20,5 +27,5 @@ def on_thread(name: str, compute: Callable[[], T]) -> Future[T]:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name=f"holdfast-{name}", daemon=True).start()
+    start_daemon(name, run)
     return future

@@ -15,7 +15,6 @@ import logging
 import os
 import platform
 import shutil
-import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,6 +33,7 @@ from holdfast.coordination.process.job_folder import user_folder
 
 from ..spec import COMPILE_CACHE as COMPILE_CACHE
 from ..spec import OFF as OFF
+from ..threads import start_daemon
 
 _log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def folder_of(environment: Mapping[str, str]) -> Path | None:
         return None
     cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if named:
-        root = Path(named).absolute()
+        root = Path(os.path.expanduser(named)).absolute()
     elif os.path.isabs(cache) and not _is_on_network(Path(cache)):
         root = Path(cache, "holdfast", "compiled")
     else:
@@ -198,10 +198,7 @@ def make_private(path: Path) -> None:
 
 @functools.cache
 def _tend_beside(folder: Path, max_bytes: int) -> None:
-    tending = threading.Thread(
-        target=tend, args=(folder, max_bytes), name="holdfast-compiled", daemon=True
-    )
-    tending.start()
+    start_daemon("compiled", tend, folder, max_bytes)
 
 
 def tend(folder: Path, max_bytes: int = MAX_BYTES) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import logging
 import os
 import secrets
@@ -25,8 +24,7 @@ import shutil
 import tempfile
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +33,14 @@ import jax.monitoring
 from holdfast.coordination import CoordinationClient, CoordinationError
 from holdfast.coordination.mounts import boot_id
 
-from ..group.group import Group
+from ..group.group import Group, decide_at_first, pack, unpack
+from ..group.group_client import Deadline
 from ..group.runtime import host_address, peer_tls
 from ..instruments import event as count
 from ..peers.part_server import PartServer
 from ..peers.peer_connection import PeerConnection, PeerFailed
 from ..peers.peer_tls import PeerTls
+from ..threads import start_daemon
 from .folder import (
     LEAST_FREE_BYTES,
     PIECE_BYTES,
@@ -103,7 +103,7 @@ class TravellingPrograms:
         folder = self._folder
         have = {} if folder is None else _offered(folder)
         own = {"host": _place_of(folder), "kind": self._kind, "set": _digest_of(have)}
-        plan = self._told("hosts", own, _plan, timeout_s)
+        plan = decide_at_first(self._group, "compiled/hosts", own, _plan, Deadline(timeout_s))
         if plan is None:
             return
         visible = have
@@ -120,9 +120,9 @@ class TravellingPrograms:
             show_to_jax(None)
             return
         show_to_jax(self._view, is_view=True)
-        self._start(self._tell, folder)
+        start_daemon("compiled", self._tell, self._view, folder)
         if leads:
-            self._start(self._follow, folder)
+            start_daemon("compiled", self._follow, folder)
 
     def close(self) -> None:
         """Serves and fetches nothing any more, and keeps what was compiled. Idempotent."""
@@ -139,24 +139,17 @@ class TravellingPrograms:
         """What entries may be exchanged with: hosts of one processor and jaxlib."""
         return "" if self._folder is None else self._folder.name
 
-    def _told(
-        self, name: str, own: Any, decide: Callable[[list[Any]], Any], timeout_s: float
-    ) -> Any:
-        """Returns what rank 0 decides by what all say."""
-        said = self._group.gather(f"compiled/{name}", _pack(own), timeout_s=timeout_s)
-        decided = None if said is None else _pack(decide([_unpack(each) for each in said]))
-        return _unpack(self._group.broadcast(f"compiled/{name}", decided, timeout_s=timeout_s))
-
     def _exchange(
         self, plan: dict[str, Any], have: Mapping[str, Entry], timeout_s: float, *, leads: bool
     ) -> dict[str, Entry]:
         """Fetches what this host lacks; returns what all hosts have then."""
         own: dict[str, Any] = {"kind": self._kind}
-        if self._group.index in plan["holders"]:
-            own["at"] = self._served(have.values())
-            if self._group.index in plan["lists"]:
+        for ranks in plan["holders"]:
+            if self._group.index in ranks:
+                own["at"] = self._served(have.values())
+            if self._group.index == ranks[0]:
                 own["entries"] = _listing(have.values())
-        union = self._told("entries", own, _union, timeout_s)
+        union = decide_at_first(self._group, "compiled/entries", own, _union, Deadline(timeout_s))
         wanted = _entries(union["entries"].get(self._kind, []))
         here = None  # its leader speaks for a host
         if leads:
@@ -165,7 +158,7 @@ class TravellingPrograms:
                 self._fetch_in_time(self._folder, wanted, union["at"].get(self._kind, []))
                 whole = sealed(self._folder)
             here = [name for name, entry in wanted.items() if whole.get(name) == entry]
-        common = self._told("whole", here, _common, timeout_s)
+        common = decide_at_first(self._group, "compiled/whole", here, _common, Deadline(timeout_s))
         return {name: wanted[name] for name in common if name in wanted}
 
     def _fetch_in_time(
@@ -180,30 +173,26 @@ class TravellingPrograms:
 
     # --- what is compiled later
 
-    def _start(self, work: Callable[[Path], None], folder: Path) -> None:
-        threading.Thread(target=work, args=(folder,), name="holdfast-compiled", daemon=True).start()
-
-    def _tell(self, folder: Path) -> None:
+    def _tell(self, view: Path, folder: Path) -> None:
         """Moves what jax has written to the host's folder, and tells the others of it."""
-        assert self._view is not None
         with contextlib.suppress(CoordinationError, OSError):
             while True:
                 _written.wait()
                 _written.clear()
                 if self._closed.wait(SETTLE_S):
                     return
-                new = merge(self._view, folder)
+                new = merge(view, folder)
                 if new:
                     told = {"kind": self._kind, "at": self._served(new), "entries": _listing(new)}
                     number = self._client.key_value_increment(f"{_LOG}/count", 1)
-                    self._client.key_value_set_bytes(f"{_LOG}/{number}", _pack(told))
+                    self._client.key_value_set_bytes(f"{_LOG}/{number}", pack(told))
 
     def _follow(self, folder: Path) -> None:
         """Fetches what others tell of. It ends with the client: a call is then cancelled."""
         number = 1
         while not self._closed.is_set():
             try:
-                told = _unpack(
+                told = unpack(
                     self._client.blocking_key_value_get_bytes(f"{_LOG}/{number}", _LONG_MS)
                 )
             except CoordinationError as error:
@@ -219,8 +208,7 @@ class TravellingPrograms:
                 new = _entries(told["entries"])
                 lacking = [entry for name, entry in new.items() if name not in whole]
                 end = time.monotonic() + _LONG_MS / 1000
-                with contextlib.suppress(OSError):
-                    fetch_all(folder, lacking, [told["at"]], end, self._tls)
+                fetch_all(folder, lacking, [told["at"]], end, self._tls)
 
     def _is_there(self, number: int) -> bool:
         with contextlib.suppress(CoordinationError):
@@ -254,18 +242,16 @@ def fetch_all(
     end: float,
     tls: PeerTls | None = None,
 ) -> None:
-    """Fetches entries until all are there, no server is left, or it is `end` by the monotonic
-    clock. What is refused is passed over.
+    """Fetches entries until all are there, no server is left, the folder takes no more, or it is
+    `end` by the monotonic clock. What is refused is passed over.
     """
     left = list(entries)
     for address, secret in servers:
         if not left:
             return
-        with contextlib.suppress(PeerFailed):
-            left_s = min(SILENT_S, end - time.monotonic())
-            with PeerConnection(
-                address, bytes.fromhex(secret), tls, timeout_s=max(0.001, left_s)
-            ) as peer:
+        left_s = max(0.001, min(SILENT_S, end - time.monotonic()))
+        try:
+            with PeerConnection(address, bytes.fromhex(secret), tls, timeout_s=left_s) as peer:
                 for entry in list(left):
                     try:
                         fetch(peer, entry, folder, end)
@@ -275,15 +261,21 @@ def fetch_all(
                     except RefusedEntry as error:
                         _log.warning("%s", error)
                         count("compiled/refused")
+        except PeerFailed:
+            continue
+        except OSError as error:
+            _log.warning("%s takes no more compiled programs: %s", folder, error)
+            return
 
 
 def fetch(peer: PeerConnection, entry: Entry, folder: Path, end: float) -> None:
     """Puts an entry of a peer into the folder, whole or not at all.
 
-    Raises RefusedEntry for other bytes than were told, PeerFailed, FileNotFoundError.
+    Raises RefusedEntry for other bytes than were told, PeerFailed, FileNotFoundError, and OSError
+    where the folder does not take it.
     """
     if shutil.disk_usage(folder).free < entry.size + LEAST_FREE_BYTES:
-        raise PeerFailed(errno.ENOSPC, f"{folder} has no room for {entry.name}")
+        raise OSError(errno.ENOSPC, f"it has no room for {entry.name}")
     descriptor, name = tempfile.mkstemp(prefix=".fetched-", dir=folder)
     aside = Path(name)
     try:
@@ -311,14 +303,6 @@ def fetch(peer: PeerConnection, entry: Entry, folder: Path, end: float) -> None:
 
 
 # --- what hosts tell each other
-
-
-def _pack(value: Any) -> bytes:
-    return zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 1)
-
-
-def _unpack(data: bytes) -> Any:
-    return json.loads(zlib.decompress(data))
 
 
 def _listing(entries: Iterable[Entry]) -> list[list[Any]]:
@@ -364,8 +348,8 @@ def _place_of(folder: Path | None) -> str:
 
 
 def _plan(hosts: list[dict[str, str]]) -> dict[str, Any] | None:
-    """Decides who leads each host, and who tells what it has; None: there is one host, or nothing
-    to keep.
+    """Decides who leads each host, and by set of entries who holds it, of whom the first tells what
+    it has; None: there is one host, or nothing to keep.
     """
     leaders: dict[str, int] = {}
     sets: dict[tuple[str, str], list[int]] = {}
@@ -374,12 +358,10 @@ def _plan(hosts: list[dict[str, str]]) -> dict[str, Any] | None:
             sets.setdefault((each["kind"], each["set"]), []).append(rank)
     if len(leaders) == 1:
         return None
-    holders = [ranks[:MOST_HOLDERS] for (_, digest), ranks in sets.items() if digest]
     return {
         "alike": len(sets) == 1,
         "leaders": list(leaders.values()),
-        "holders": [rank for ranks in holders for rank in ranks],
-        "lists": [ranks[0] for ranks in holders],
+        "holders": [ranks[:MOST_HOLDERS] for (_, digest), ranks in sets.items() if digest],
     }
 
 

@@ -25,6 +25,11 @@ def coordination_timeout() -> int:
     return _TIMEOUT_S
 
 
+def deadline_of(timeout_s: float | None) -> Deadline:
+    """Returns the budget of a call that was given so many seconds, or none."""
+    return Deadline(_TIMEOUT_S if timeout_s is None else timeout_s)
+
+
 class BarrierSyncFn(Protocol):
     """A barrier as a function: blocks until the others have called it with the same `key`.
 
@@ -85,9 +90,8 @@ def sync_global_processes(
     if should_skip_process_sync(processes):
         return
     start = time.monotonic()
-    timeout_s = _TIMEOUT_S if timeout is None else timeout
     barrier = barrier_sync_fn or get_barrier_sync_fn(processes=processes)
-    barrier(key=name, timeout_ms=max(1, int(timeout_s * 1000)))
+    barrier(key=name, timeout_ms=max(1, int(deadline_of(timeout).timeout_s * 1000)))
     waited_s = time.monotonic() - start
     _log.debug("barrier %r: waited %.3f s", name, waited_s)
     jax.monitoring.record_event_duration_secs(record_event_name, waited_s)

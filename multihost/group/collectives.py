@@ -20,8 +20,8 @@ from holdfast.coordination import BarrierTimeout, CoordinationError
 
 from ..job import clear_with_attempt
 from ..threads import on_thread
-from .barriers import coordination_timeout
-from .group_client import Deadline, GroupClient
+from .barriers import deadline_of
+from .group_client import Deadline
 from .matching import check_match
 from .runtime import current_group_client, is_jax_distributed_client_initialized, process_index
 
@@ -29,6 +29,8 @@ T = TypeVar("T")
 Array: TypeAlias = np.ndarray[Any, Any]
 
 PartitionSpec: Any = jax.sharding.PartitionSpec  # jax does not type it
+
+_BROADCAST = "broadcast_one_to_all"
 
 
 def global_max(values: Sequence[int], *, timeout_s: float | None = None) -> list[int]:
@@ -77,30 +79,24 @@ def broadcast_one_to_all(
     ValueError where the processes do not call it alike, or there is not one source: on all of them,
     before the devices compute. (Over jax.distributed's own client the calls are not compared.)
     """
-    call = "broadcast_one_to_all"
     deadline = deadline_of(timeout_s)
-    index = process_index()
-    is_source = index == 0 if is_source is None else bool(is_source)
+    is_source = process_index() == 0 if is_source is None else bool(is_source)
     paths, treedef = jax.tree_util.tree_flatten_with_path(in_tree)
     try:
         leaves = [_to_numpy(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
     except TypeError as error:
-        _tell_others(call, error, deadline)
+        _tell_others(_BROADCAST, error, deadline)
         raise
     lines = [
         _described(jax.tree_util.keystr(path), leaf, original)
         for (path, original), leaf in zip(paths, leaves, strict=True)
     ]
-    source = f"process {index}" if is_source else ""
-    check_match(call, lines, deadline, source=source, needs_source=True)
+    source = f"process {process_index()}" if is_source else ""
+    check_match(_BROADCAST, lines, deadline, source=source)
     if jax.process_count() > 1 and leaves:
         leaves = _from_source(leaves, is_source, deadline)
     results = [_like(leaf, original) for leaf, (_, original) in zip(leaves, paths, strict=True)]
     return jax.tree_util.tree_unflatten(treedef, results)
-
-
-def deadline_of(timeout_s: float | None) -> Deadline:
-    return Deadline(coordination_timeout() if timeout_s is None else timeout_s)
 
 
 def _tell_others(call: str, error: Exception, deadline: Deadline) -> None:
@@ -123,7 +119,7 @@ def _from_source(leaves: Sequence[Array], is_source: bool, deadline: Deadline) -
     words = np.zeros((1, sum(sizes)), np.uint32)
     if is_source:
         words[0] = np.concatenate([_to_words(leaf) for leaf in leaves])
-    result = bounded("broadcast_one_to_all", lambda: _reduced(words, "sum"), deadline)
+    result = bounded(_BROADCAST, lambda: _reduced(words, "sum"), deadline)
     parts = np.split(result, np.cumsum(sizes)[:-1])
     return [
         part.view(np.uint8)[: leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
@@ -143,44 +139,31 @@ def bounded(what: str, compute: Callable[[], T], deadline: Deadline) -> T:
     future.add_done_callback(lambda done: changed.set())
     group_client = current_group_client() if is_jax_distributed_client_initialized() else None
     with nullcontext() if group_client is None else group_client.peers.on_change(changed.set):
-        while not future.done():
-            _raise_if_anybody_is_lost(group_client, what)
-            if not changed.wait(deadline.remaining_s()):
-                raise BarrierTimeout(
-                    f"{what} did not end in {deadline.timeout_s:g} s: a process has not called it,"
-                    " or hangs",
-                    name=what,
-                )
-            changed.clear()
+
+        def is_done(deadline: Deadline, done: Callable[[], bool]) -> bool:
+            """Returns whether it is done in time. Raises ProcessLost of whoever is lost before."""
+            while not done():
+                if group_client is not None:
+                    group_client.raise_if_lost(range(jax.process_count()), what)
+                if not changed.wait(deadline.remaining_s()):
+                    return False
+                changed.clear()
+            return True
+
+        if not is_done(deadline, future.done):
+            raise BarrierTimeout(
+                f"{what} did not end in {deadline.timeout_s:g} s: a process has not called it, or"
+                " hangs",
+                name=what,
+            )
         error = future.exception()
-        if error is not None:
-            raise _explained(group_client, what, error, changed) from error
+        if group_client is not None and isinstance(error, (jax.errors.JaxRuntimeError, ValueError)):
+            # Of a loss the backend often knows before the coordinator, which is given the time to.
+            try:
+                is_done(Deadline(group_client.loss_known_s), lambda: False)
+            except CoordinationError as lost:
+                raise lost from error
     return future.result()
-
-
-def _explained(
-    group_client: GroupClient | None, what: str, error: BaseException, changed: threading.Event
-) -> BaseException:
-    """Returns the loss that made the backend fail, or the backend's error where nobody is lost.
-
-    The backend often notices before the coordinator does: it is given the time to.
-    """
-    if group_client is None or not isinstance(error, (jax.errors.JaxRuntimeError, ValueError)):
-        return error
-    deadline = Deadline(group_client.loss_known_s)
-    while True:
-        changed.clear()
-        try:
-            _raise_if_anybody_is_lost(group_client, what)
-        except CoordinationError as lost:
-            return lost
-        if not changed.wait(deadline.remaining_s()):
-            return error
-
-
-def _raise_if_anybody_is_lost(group_client: GroupClient | None, what: str) -> None:
-    if group_client is not None:
-        group_client.raise_if_lost(range(jax.process_count()), what)
 
 
 def _reduced(row: Array, operation: str) -> Array:
@@ -226,7 +209,7 @@ def _to_numpy(path: str, leaf: Any) -> Array:
     array = np.asarray(leaf)
     if array.dtype.hasobject or array.dtype.kind in "SUMm":
         raise TypeError(
-            f"broadcast_one_to_all: leaf {path or 'at the root'} is {type(leaf).__name__}"
+            f"{_BROADCAST}: leaf {path or 'at the root'} is {type(leaf).__name__}"
             f" {array.dtype}, expected an array of numbers"
         )
     return array

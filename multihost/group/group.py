@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import json
 import logging
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -180,6 +182,32 @@ class ClusterGroup:
     def report(self, **progress: Any) -> None:
         """Passes `progress` on to the coordinator, where the client can."""
         _report(self._group_client.client, progress)
+
+
+def decide_at_first(
+    group: Group,
+    name: str,
+    said: Any,
+    decide: Callable[[list[Any]], Any],
+    deadline: Deadline,
+) -> Any:
+    """Returns on all processes what rank 0 decides by what all say, in rank order.
+
+    What is said and decided is of JSON's values.
+    """
+    gathered = group.gather(name, pack(said), timeout_s=deadline.remaining_s())
+    decided = None if gathered is None else pack(decide([unpack(each) for each in gathered]))
+    return unpack(group.broadcast(name, decided, timeout_s=deadline.remaining_s()))
+
+
+def pack(value: Any) -> bytes:
+    """Returns a value of JSON's, deflated."""
+    return zlib.compress(json.dumps(value, separators=(",", ":")).encode())
+
+
+def unpack(data: bytes) -> Any:
+    """Returns the value that was packed."""
+    return json.loads(zlib.decompress(data))
 
 
 def runtime_indices(group: Group) -> Sequence[int]:

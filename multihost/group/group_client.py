@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,6 +26,8 @@ from .peers import LEFT, Health, lost
 _PUSHED_S = 1.0
 # Characters of what callers choose, in a key: a service takes 4 KiB, and keeps it.
 _LONGEST_NAME = 120
+# Processes that an error names: a job may have ten thousand.
+_MOST_LISTED = 40
 # Barriers whose calls a process numbers.
 _MOST_NAMES = 20_000
 _BARRIER_KINDS = ("holdfast/all/", "holdfast/some.", "holdfast/barrier/", "holdfast/barrier.")
@@ -359,15 +361,14 @@ class GroupClient:
         alive = {info.process_id for info in client.process_info() if info.alive}
         return [task for task in lost if task not in alive]
 
-    def raise_if_lost(self, processes: Iterable[int], name: str) -> None:
+    def raise_if_lost(self, processes: Collection[int], name: str) -> None:
         """Raises ProcessLost when one of `processes` is known to be gone. Asks nobody.
 
         Over jaxlib's own client none ever is.
         """
         self._refuse(processes, name)
-        members = set(processes)
         for info in self.peers.gone():
-            if info.process_id in members:
+            if info.process_id in processes:
                 raise lost(name, info)
 
     @contextmanager
@@ -450,9 +451,11 @@ def _missing_tasks(text: str) -> list[int]:
     return [int(number) for number in _TASK.findall(missing.group(1))] if missing else []
 
 
-def named(processes: Sequence[int]) -> str:
-    """Returns processes in words, such as "processes 1, 2"."""
-    return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
+def named(processes: Sequence[int], most: int = _MOST_LISTED) -> str:
+    """Returns processes in words, such as "processes 1, 2": of many so many, and how many more."""
+    what = "processes" if len(processes) > 1 else "process"
+    more = f" and {len(processes) - most} more" if len(processes) > most else ""
+    return f"{what} {', '.join(map(str, processes[:most]))}{more}"
 
 
 class _GroupClients(dict[int, GroupClient]):

@@ -6,8 +6,6 @@ On TPU the first two differ, because the runtime counts by topology.
 from __future__ import annotations
 
 import itertools
-import json
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +14,12 @@ import jax
 import numpy as np
 
 from ..job import current_job
-from .group import ClusterGroup
-from .group_client import Client, group_client_of
+from .group import ClusterGroup, decide_at_first
+from .group_client import Client, Deadline, group_client_of
 from .runtime import current_client, distributed_process_id, use_experimental_distributed_process_id
 
 _EXCHANGE_TIMEOUT_S = 300.0
+Columns = dict[str, list[int]]
 
 
 @dataclass(frozen=True)
@@ -58,11 +57,8 @@ def exchange_ids(
     when two processes claim one number.
     """
     group = ClusterGroup(client, mine.distributed, num_processes)
-    everybody = group.gather("ids", packed([mine]), timeout_s=timeout_s)
-    told = None
-    if everybody is not None:
-        told = packed([ids for table in everybody for ids in unpacked(table)])
-    ids = unpacked(group.broadcast("ids", told, timeout_s=timeout_s))
+    table = decide_at_first(group, "ids", columns_of([mine]), _joined, Deadline(timeout_s))
+    ids = ids_in(table)
     for field in ("runtime", "distributed"):
         numbers = sorted(getattr(entry, field) for entry in ids)
         if numbers != list(range(num_processes)):
@@ -73,27 +69,27 @@ def exchange_ids(
     return ids
 
 
-def packed(ids: Sequence[ProcessIds]) -> bytes:
+def _joined(tables: Iterable[Columns]) -> Columns:
+    return columns_of([ids for table in tables for ids in ids_in(table)])
+
+
+def columns_of(ids: Sequence[ProcessIds]) -> Columns:
     """Returns the numbers of all processes as they travel to each of them.
 
     Numbers mostly count on from their neighbours, so each column travels as its differences, which
     deflate to nearly nothing: the table of 16,384 processes is sent 16,384 times.
     """
-    columns = {
+    return {
         "runtime": _differences(entry.runtime for entry in ids),
         "distributed": _differences(entry.distributed for entry in ids),
         "device_counts": _differences(len(entry.devices) for entry in ids),
         "devices": _differences(device for entry in ids for device in entry.devices),
     }
-    return zlib.compress(json.dumps(columns).encode())
 
 
-def unpacked(table: bytes) -> list[ProcessIds]:
-    """Returns what was packed."""
-    columns = {
-        name: list(itertools.accumulate(differences))
-        for name, differences in json.loads(zlib.decompress(table)).items()
-    }
+def ids_in(table: Columns) -> list[ProcessIds]:
+    """Returns the numbers of which `table` has the columns."""
+    columns = {name: list(itertools.accumulate(differences)) for name, differences in table.items()}
     devices = iter(columns["devices"])
     return [
         ProcessIds(runtime, distributed, tuple(itertools.islice(devices, count)))

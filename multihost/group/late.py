@@ -6,10 +6,9 @@ their stacks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from holdfast.coordination import CoordinationError, StatusClient
@@ -17,8 +16,8 @@ from holdfast.coordination.diagnosis.stacks import parse
 from holdfast.proto import coordination_pb2, session_pb2
 
 from .group import Group, SaveStage, runtime_indices
-from .group_client import group_client_of, named
-from .runtime import current_client, current_spec
+from .group_client import Deadline, GroupClient, named
+from .runtime import current_group_client, current_spec
 
 _FOLDER = "holdfast/late/"
 _ANSWER_S = 3.0
@@ -26,9 +25,9 @@ _ANSWER_S = 3.0
 _MOST_PLACES = 4
 _MOST_NAMED = 8
 # For what another process finds out.
-_FOUND_MS = 15_000
+_FOUND_S = 15.0
 # The folder of each kind in which this process has told last, by client.
-_told: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
+_told: WeakKeyDictionary[GroupClient, dict[str, str]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -68,70 +67,59 @@ def who_is_late(group: Group, save: AwaitedSave, name: str) -> str:
     spec = current_spec()
     if spec is None or group.count == 1:
         return ""
-    with suppress(CoordinationError):
-        client: Any = current_client()
-        with StatusClient(spec.coordinator, spec.new_credentials()) as status:
-            return tell_once(client, f"{_FOLDER}{name}", lambda: _find(status, group, save))
+    with (
+        suppress(CoordinationError),
+        StatusClient(spec.coordinator, spec.new_credentials()) as status,
+    ):
+        group_client = current_group_client()
+        folder = f"{_FOLDER}{name}"
+        return tell_once(
+            group_client, folder, lambda: _find(status, group_client, group, save), _FOUND_S
+        )
     return ""
 
 
 def tell_once(
-    client: Any, folder: str, find: Callable[[], str], timeout_ms: int = _FOUND_MS
+    group_client: GroupClient, folder: str, find: Callable[[], str], timeout_s: float
 ) -> str:
-    """Returns what `find` returns in the first process that asks for this folder of keys.
-
-    Raises CoordinationError, of `find` too, and where its answer does not come in time.
+    """Returns what `find` returns in the first process that asks for this folder of keys; "" where
+    its answer does not come in time. Raises CoordinationError, of `find` too.
     """
-    if not group_client_of(client).insert(f"{folder}/asked", b""):
-        return str(client.blocking_key_value_get(f"{folder}/why", timeout_ms))
+    if not group_client.insert(f"{folder}/asked", b""):
+        answer = group_client.wait(f"{folder}/why", Deadline(timeout_s))
+        return "" if answer is None else answer.decode()
     why = find()
-    client.key_value_set(f"{folder}/why", why)
-    _forget_earlier(client, folder)
+    group_client.set(f"{folder}/why", why.encode())
+    # Nobody asks any more in the folder of the same kind that this process told in before.
+    kind = folder.rpartition("/")[0]
+    told = _told.setdefault(group_client, {})
+    if kind in told:
+        group_client.delete(told[kind])
+    told[kind] = folder
     return why
 
 
-def _forget_earlier(client: Any, folder: str) -> None:
-    """Deletes the folder of the same kind that this process told in before: nobody asks there."""
-    kind = folder.rpartition("/")[0]
-    told = _told.setdefault(client, {})
-    earlier = told.get(kind)
-    told[kind] = folder
-    if earlier is not None:
-        client.key_value_delete(earlier)
-
-
-def _find(client: StatusClient, group: Group, save: AwaitedSave) -> str:
+def _find(client: StatusClient, group_client: GroupClient, group: Group, save: AwaitedSave) -> str:
     tasks = client.status().tasks
-    group_client = group_client_of(current_client())
-    late = {
-        process: tasks[group_client.task(process)]
-        for process in runtime_indices(group)
-        if save.waits_for(tasks[group_client.task(process)])
-    }
+    everybody = {process: tasks[group_client.task(process)] for process in runtime_indices(group)}
+    late = {process: task for process, task in everybody.items() if save.waits_for(task)}
     absent = [process for process, task in late.items() if not save.has_begun(task)]
     chosen = absent or list(late)
     if not chosen:
         return ""
     what = f"not called {save.call}" if absent else f"not written what {save.call} saves"
     has = "has" if len(chosen) == 1 else "have"
-    numbers = [late[process].task_id for process in chosen[:_MOST_PLACES]]
-    places = _places(client, chosen[:_MOST_PLACES], numbers)
-    return f"{_named(chosen)} {has} {what}{places}"
+    asked = {process: late[process].task_id for process in chosen[:_MOST_PLACES]}
+    return f"{named(chosen, _MOST_NAMED)} {has} {what}{_places(client, asked)}"
 
 
-def _named(processes: Sequence[int]) -> str:
-    more = len(processes) - _MOST_NAMED
-    return named(processes[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _places(client: StatusClient, processes: Sequence[int], tasks: Sequence[int]) -> str:
-    """Returns where processes are, each as a part of the sentence."""
-    places = {}
-    answers = client.stacks(tasks, timeout_s=_ANSWER_S)
-    for process, answer in zip(processes, answers, strict=True):
+def _places(client: StatusClient, asked: Mapping[int, int]) -> str:
+    """Returns where processes are, by their task ids, each as a part of the sentence."""
+    said = ""
+    answers = client.stacks(list(asked.values()), timeout_s=_ANSWER_S)
+    for process, answer in zip(asked, answers, strict=True):
         threads = parse(answer) if isinstance(answer, str) else ()
         if threads and threads[0].place is not None:
-            places[process] = threads[0].place.place.removeprefix("<module>, ")
-    if len(processes) == 1:
-        return "".join(f"; it is in {place}" for place in places.values())
-    return "".join(f"; process {process} is in {place}" for process, place in places.items())
+            who = "it" if len(asked) == 1 else f"process {process}"
+            said += f"; {who} is in {threads[0].place.place.removeprefix('<module>, ')}"
+    return said

@@ -7,20 +7,22 @@ makes another call, the devices add what does not belong together, or the backen
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 
 from holdfast.coordination import BarrierTimeout
 
-from .group import Group, default_group
+from .group import Group, decide_at_first, default_group
 from .group_client import Deadline, named
 from .runtime import current_group_client, is_jax_distributed_client_initialized
 
 # One for all of them: a process may make another call than the others.
 _NAME = "a computation of all processes"
-_DIFFER = b"?"
+_DIFFER = "?"
 
 
 def check_match(
@@ -28,11 +30,11 @@ def check_match(
     lines: Sequence[str],
     deadline: Deadline,
     *,
-    source: str = "",
-    needs_source: bool = False,
+    source: str | None = None,
 ) -> None:
     """Raises ValueError, on every process, unless all make the same call: its name and its `lines`
-    are equal, and where it `needs_source` all that name a source name the same one.
+    are equal, and all that are a source name the same one. A process that is none has `source=""`;
+    a call that needs none has None.
 
     Costs one gather and one broadcast of some bytes; nothing over jaxlib's own client. Raises
     BarrierTimeout naming who has not made a call, ProcessLost, CoordinatorLost.
@@ -41,23 +43,21 @@ def check_match(
     if group is None:
         return
     text = "\n".join([call, *lines])
-    own = f"{hashlib.sha256(text.encode()).hexdigest()} {source}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+
+    def judge(said: Sequence[Sequence[Any]]) -> str:
+        if any(theirs != digest for theirs, _ in said):
+            return _DIFFER
+        sources = sorted({theirs for _, theirs in said if theirs})
+        if source is None or len(sources) == 1:
+            return ""
+        return f"{call}: expected one source, found {', '.join(sources) or 'none'}"
+
     try:
-        sent = group.gather(_NAME, own.encode(), timeout_s=deadline.remaining_s())
-        verdict = None
-        if sent is not None:
-            told = [each.decode().split(" ", 1) for each in sent]
-            verdict = b""
-            if len({digest for digest, _ in told}) > 1:
-                verdict = _DIFFER
-            elif needs_source:
-                verdict = _wrong_source(call, {source for _, source in told if source}).encode()
-        verdict = group.broadcast(_NAME, verdict, timeout_s=deadline.remaining_s())
+        verdict = decide_at_first(group, _NAME, [digest, source], judge, deadline)
         if verdict == _DIFFER:
             # Only now: what all are called with may be long.
-            texts = group.gather(_NAME, text.encode(), timeout_s=deadline.remaining_s())
-            verdict = None if texts is None else _difference(texts).encode()
-            verdict = group.broadcast(_NAME, verdict, timeout_s=deadline.remaining_s())
+            verdict = decide_at_first(group, _NAME, text, _difference, deadline)
     except BarrierTimeout as error:
         if not error.missing:
             raise
@@ -68,7 +68,7 @@ def check_match(
             missing=error.missing,
         ) from error
     if verdict:
-        raise ValueError(verdict.decode())
+        raise ValueError(verdict)
 
 
 def _group() -> Group | None:
@@ -78,25 +78,16 @@ def _group() -> Group | None:
     return default_group() if current_group_client().pushes else None
 
 
-def _wrong_source(call: str, sources: Collection[str]) -> str:
-    if len(sources) == 1:
-        return ""
-    found = ", ".join(sorted(sources)) or "none"
-    return f"{call}: expected one source, found {found}"
-
-
-def _difference(texts: Sequence[bytes]) -> str:
+def _difference(texts: Sequence[str]) -> str:
     """Says which processes differ from most, and the first thing in which one of them does."""
     usual, _ = Counter(texts).most_common(1)[0]
     odd = [rank for rank, text in enumerate(texts) if text != usual]
     other = texts.index(usual)
-    theirs, ours = (text.decode().split("\n") for text in (texts[odd[0]], usual))
-    at = next(
-        (at for at, (one, two) in enumerate(zip(theirs, ours, strict=False)) if one != two),
-        min(len(theirs), len(ours)),
+    call, _, _ = usual.partition("\n")
+    pairs = itertools.zip_longest(
+        texts[odd[0]].split("\n"), usual.split("\n"), fillvalue="nothing more"
     )
-    call = ours[0]
-    has, expected = ((lines[at:] or ["nothing more"])[0] for lines in (theirs, ours))
+    has, expected = next((one, two) for one, two in pairs if one != two)
     return (
         f"{call}: {named(odd)} and process {other} do not call it alike: process {odd[0]} has"
         f" {has}, process {other} has {expected}; expected the same of every process"

@@ -44,7 +44,9 @@ class HealthListener(Protocol):
 
 
 class Peers:
-    """Keeps the list, as GroupClient needs it: who is gone, and that something has changed."""
+    """Keeps the list, as GroupClient needs it: who is gone, and that something has changed. It is
+    what `Health` has beside its public methods.
+    """
 
     def __init__(self, group_client: Any) -> None:
         self.group_client = group_client

@@ -13,7 +13,8 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import NamedSharding
 
-from .collectives import bounded, deadline_of
+from .barriers import deadline_of
+from .collectives import bounded
 from .matching import check_match
 from .slices import process_replica_id
 
@@ -96,7 +97,7 @@ def broadcast_one_replica_to_all(  # noqa: PLR0917 as trainers know it from Orba
             jax.process_index(), global_mesh, replica_axis_index=replica_axis_index
         )
         source = f"replica {own}"
-    check_match(call, lines, deadline_of(timeout_s), source=source, needs_source=True)
+    check_match(call, lines, deadline_of(timeout_s), source=source)
     for leaves in rounds:
         spread = tuple(_spread(leaf, global_mesh, axis, is_source) for leaf in leaves)
         for leaf in leaves:

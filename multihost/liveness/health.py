@@ -18,8 +18,8 @@ import jax
 
 from holdfast.coordination import BarrierTimeout, CoordinationError
 
-from ..group.barriers import coordination_timeout
-from ..group.group_client import Deadline, GroupClient, bounded_name, group_client_of
+from ..group.barriers import deadline_of
+from ..group.group_client import GroupClient, bounded_name, group_client_of
 from ..group.peers import Health, ProcessHealth, lost
 from ..group.runtime import current_group_client
 from ..threads import on_thread
@@ -48,7 +48,7 @@ def live_processes(
     Raises BarrierTimeout naming who has not called it, CoordinatorLost, ValueError. Source of the
     meaning: GetAliveTasks of XLA's coordination service.
     """
-    timeout_s = coordination_timeout() if timeout_s is None else timeout_s
+    timeout_s = deadline_of(timeout_s).timeout_s
     members = sorted(range(jax.process_count()) if processes is None else set(processes))
     if jax.process_index() not in members:
         raise ValueError(
@@ -108,12 +108,11 @@ def _begin_block(
     members: Sequence[int], began: Mapping[int, int], timeout_s: float | None
 ) -> _Block:
     group_client = current_group_client()
-    deadline = Deadline(coordination_timeout() if timeout_s is None else timeout_s)
     # The number counts blocks since the latest start of one of them: all that a process knows that
     # was started again.
     lives = "-".join(f"{process}.{incarnation:x}" for process, incarnation in began.items())
     name = f"{'-'.join(map(str, members))}~{lives}"
-    with group_client.call("block", name, deadline) as call:
+    with group_client.call("block", name, deadline_of(timeout_s)) as call:
         return _Block(call.folder, members, began)
 
 

@@ -34,6 +34,7 @@ from holdfast.coordination.vitals import (
 
 from ..instruments import compilations
 from ..job import current_job
+from ..threads import start_daemon
 
 _REPORT_INTERVAL_S = 2.0
 _REPORTS_PER_S = 256  # of all processes together
@@ -57,12 +58,8 @@ class Vitals:
         self._due = threading.Event()  # a report, before its interval is over
         self._process_id = process_id
         self._before = compilations.statistics()  # in an attempt that this process has outlived
-        self._looker = threading.Thread(target=self._look, name="holdfast-vitals", daemon=True)
-        self._reporter = threading.Thread(
-            target=self._report, name="holdfast-vitals-report", daemon=True
-        )
-        self._looker.start()
-        self._reporter.start()
+        self._looker = start_daemon("vitals", self._look)
+        start_daemon("vitals-report", self._report)
 
     def note_step(self, step: int) -> None:
         """Notes the step that the program is at. Takes less than a microsecond."""

@@ -27,9 +27,13 @@ from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.vitals import stacks
 
 from ..group.late import tell_once
-from ..group.runtime import current_client, current_spec, distributed_process_id
-from ..spec import ProcessSpec
-from ..threads import on_thread
+from ..group.runtime import (
+    current_client,
+    current_group_client,
+    current_spec,
+    distributed_process_id,
+)
+from ..threads import on_thread, start_daemon
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +48,7 @@ _LAST_RESORT_S = 5.0
 # Of these, for a process that ends: to find out why.
 _WHY_S = 4.0
 # For a process that stays: to wait for what another finds out.
-_WHY_MS = 60_000
+_ANOTHER_S = 60.0
 _MOST_FINDINGS = 5
 
 
@@ -81,8 +85,7 @@ class Watchdog:
         self.hangs = 0
         # Before the block begins: it may take the GIL at once and never give it back.
         _watch_list.add(self)
-        self._thread = threading.Thread(target=self._watch, name="holdfast-watchdog", daemon=True)
-        self._thread.start()
+        self._thread = start_daemon("watchdog", self._watch)
 
     def progress(self) -> None:
         """Records progress of the program. Takes less than a microsecond."""
@@ -145,13 +148,7 @@ class Watchdog:
         text = f"no progress for {idle_s:.0f} s (watchdog of {self.timeout_s:g} s)"
         all_stacks = stacks()
         _log.error("%s; stacks of all threads:\n%s", text, all_stacks)
-        reporter = threading.Thread(
-            target=_report_hang,
-            args=(text, all_stacks, self._exit),
-            name="holdfast-stacks",
-            daemon=True,
-        )
-        reporter.start()
+        reporter = start_daemon("stacks", _report_hang, text, all_stacks, self._exit)
         if self._exit:
             reporter.join(_LAST_RESORT_S)
             os.write(2, f"holdfast: {text}: exit {HANG_EXIT_CODE}\n{all_stacks}\n".encode())
@@ -177,25 +174,20 @@ def _report_hang(text: str, all_stacks: str, ending: bool) -> None:
         body = json.dumps({"unix_s": time.time(), "why": text, "stacks": all_stacks[-most:]})
         client.key_value_set(f"{STACKS_PREFIX}{task}", body, True)
         # Why comes first: once the others learn that this process ends, they are elsewhere.
-        wait([on_thread("why", lambda: _log_why(client))], _WHY_S)
+        wait([on_thread("why", _log_why)], _WHY_S)
         if ending and hasattr(client, "report_error"):
             client.report_error(f"hang: {text}")
 
 
-def _log_why(client: Any) -> None:
-    """Logs why the job hangs, in the words of `holdfast status`, where a coordinator can tell."""
-    spec = current_spec()
-    if spec is not None:
-        with suppress(CoordinationError):
-            if why := _why(client, spec):
-                _log.error("why the job hangs: %s", why)
+def _log_why() -> None:
+    """Logs why the job hangs, in the words of `holdfast status`, where a coordinator can tell.
 
-
-def _why(client: Any, spec: ProcessSpec) -> str:
-    """Returns what the first process that hangs in a minute finds out.
-
-    That one asks all others where they are, which thousands at once must not do.
+    The first process that hangs in a minute finds out, and asks all others where they are, which
+    thousands at once must not do.
     """
+    spec = current_spec()
+    if spec is None:
+        return
 
     def find() -> str:
         with StatusClient(spec.coordinator, spec.new_credentials()) as status:
@@ -203,7 +195,9 @@ def _why(client: Any, spec: ProcessSpec) -> str:
         return "; ".join(finding.text for finding in findings[:_MOST_FINDINGS])
 
     folder = f"{_HANGS_PREFIX}{int(time.time() // 60)}"
-    return tell_once(client, folder, find, _WHY_MS)
+    with suppress(CoordinationError):
+        if why := tell_once(current_group_client(), folder, find, _ANOTHER_S):
+            _log.error("why the job hangs: %s", why)
 
 
 class _WatchList:

@@ -17,7 +17,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -33,7 +32,7 @@ from ..group.group_client import Client, GroupClient, group_client_of
 from ..job import current_job
 from ..liveness.vitals import note_asked, note_step
 from ..liveness.watchdog import progress
-from ..threads import on_thread
+from ..threads import on_thread, start_daemon
 from .signals import Signals
 from .sources import GceMetadata, Notice, Polled, RayTrain, SlurmEnd, Source
 from .step_agreement import SyncPoint
@@ -70,17 +69,14 @@ class Preemption:
         self._withdrew = False  # a notice that others may have seen
         self._news = SimpleQueue[None]()
         self.closed = False
-        self.heard = False  # the program has asked whether it is to stop
+        self._heard = False  # the program has asked whether it is to stop
         self._waiting = False  # in initialize() or shutdown(), which have timeouts of their own
         self.stops = False  # the loop was told to, when it last asked
         self._asked_s = time.monotonic()
         self._sync = SyncPoint(None, "preemption", on_change=self._on_change)
         # A thread of its own: publishing calls the coordinator, and a signal's reader thread must
         # stay free for the next signal.
-        self._publisher = threading.Thread(
-            target=self._publish_news, name="holdfast-preemption", daemon=True
-        )
-        self._publisher.start()
+        self._publisher = start_daemon("preemption", self._publish_news)
         self._sources: list[Source] = []
         for source in with_defaults(sources):
             self.add_source(source)
@@ -135,7 +131,9 @@ class Preemption:
         return None if self._group_client is None else self._group_client.client
 
     def set_waiting(self, waiting: bool) -> None:
-        """Notes whether this process waits in initialize() or shutdown()."""
+        """Notes whether this process waits in initialize() or shutdown(): there a repeated signal
+        does not find it stuck.
+        """
         self._waiting = waiting
         self._asked_s = time.monotonic()
 
@@ -175,10 +173,9 @@ class Preemption:
         group_client = self._group_client
         if group_client is None:
             return {}
-        answer = on_thread("over", lambda: group_client.list(OVER_FOLDER))
-        if not wait([answer], _OVER_S).done or answer.exception() is not None:
-            return {}
-        return answer.result()
+        with suppress(Exception):
+            return on_thread("over", lambda: group_client.list(OVER_FOLDER)).result(_OVER_S)
+        return {}
 
     def _on_change(self, value: str) -> None:
         self._news.put(None)
@@ -186,8 +183,12 @@ class Preemption:
     def notify(self, notice: Notice | None, source: Source | None = None) -> None:
         """Gives the notice of one source as it now stands, or withdraws it (None).
 
-        Returns at once.
+        Returns at once. Raises TypeError for what is no notice.
         """
+        if not isinstance(notice, Notice | None):
+            raise TypeError(
+                f"preemption: expected a Notice or None, found {notice!r}; write Notice(reason)"
+            )
         name = "program" if source is None else source.name
         with self._lock:
             if notice is None:
@@ -291,8 +292,28 @@ class Preemption:
         return self._merged() is not None
 
     def hear(self) -> None:
-        """Notes that the program asks for notices."""
-        self.heard = True
+        """Notes that the program asks for notices, also for those who watch the job."""
+        self._heard = True
+        note_asked()
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the program, when it last asked, was told to save and stop."""
+        return self._heard and self.stops
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Runs a block in which this process joins its job.
+
+        A signal before the end of the block ends the process, as before there was a sync point.
+        """
+        joined = threading.Event()
+        for signals in self.signals():
+            signals.end_until(joined)
+        try:
+            yield
+        finally:
+            joined.set()
 
     def _merged(self) -> Notice | None:
         with self._lock:
@@ -467,37 +488,6 @@ def stop() -> None:
     current_job().take(Preemption)
 
 
-def stops() -> bool:
-    """Returns whether the program, when it last asked, was told to save and stop. Asks nobody."""
-    running = current_job().get(Preemption)
-    return running is not None and running.heard and running.stops
-
-
-def set_waiting(waiting: bool) -> None:
-    """Notes whether this process waits in initialize() or shutdown().
-
-    There a repeated signal does not find it stuck.
-    """
-    running = current_job().get(Preemption)
-    if running is not None:
-        running.set_waiting(waiting)
-
-
-@contextmanager
-def gathering() -> Iterator[None]:
-    """Runs a block in which this process joins its job.
-
-    A signal before the end of the block ends the process, as before there was a sync point.
-    """
-    joined = threading.Event()
-    for signals in current().signals():
-        signals.end_until(joined)
-    try:
-        yield
-    finally:
-        joined.set()
-
-
 def current() -> Preemption:
     """Returns the running sync point; starts one where none runs.
 
@@ -507,8 +497,6 @@ def current() -> Preemption:
     state = distributed.global_state
     if running is not None and (running.client is not None or state.client is None):
         return running
-    if state.client is None:
-        return start(None)
     return start(state.client, state.process_id, state.num_processes)
 
 
@@ -525,7 +513,7 @@ def reached_preemption(step: int) -> bool:
 
     Without jax.distributed the answer is of this process alone.
     """
-    _hear()
+    current().hear()
     return ask_sync_point(operator.index(step))  # of a train state it is an array of jax's
 
 
@@ -557,19 +545,14 @@ def has_notice() -> bool:
     return running is not None and running.has_notice
 
 
-def _hear() -> None:
-    """Notes that the program asks, for this process and for those who watch the job."""
-    current().hear()
-    note_asked()
-
-
 def preemption_notice() -> Notice | None:
     """Returns the standing notices of all processes as one, that with the earliest deadline.
 
     None when there is none. Asks the coordinator.
     """
-    _hear()
-    return current().notice()
+    running = current()
+    running.hear()
+    return running.notice()
 
 
 def preempted_processes() -> tuple[int, ...]:
@@ -583,7 +566,7 @@ def preempted_processes() -> tuple[int, ...]:
 
 def notify_preemption(notice: Notice | None) -> None:
     """Gives the program's own notice, or withdraws it (None). Returns at once; from any thread, and
-    from a handler of a signal.
+    from a handler of a signal. Raises TypeError for what is no notice.
     """
     current().notify(notice)
 

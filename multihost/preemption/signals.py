@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from ..threads import start_daemon
 from .sources import Notice, Notify
 
 _log = logging.getLogger(__name__)
@@ -95,9 +96,7 @@ class Signals:
         self._first_s = None  # of an earlier start
         self._ours, self._theirs = socket.socketpair()
         self._theirs.setblocking(False)
-        threading.Thread(
-            target=self._reader, args=(self._ours,), name="holdfast-signals", daemon=True
-        ).start()
+        start_daemon("signals", self._reader, self._ours)
         self._earlier_fd = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
         for number in self.numbers:
             self._previous[number] = signal.signal(number, self._handle)
@@ -181,7 +180,7 @@ class Signals:
                 " ending it\n"
             )
             os.write(2, line.encode())
-            faulthandler.dump_traceback(all_threads=True)
+            faulthandler.dump_traceback(file=2, all_threads=True)
             os._exit(128 + number)
 
     def _is_joining(self) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..ray_train import is_worker, own_preemption
+from ..threads import start_daemon
 
 _log = logging.getLogger(__name__)
 
@@ -69,8 +70,9 @@ class Source(Protocol):
 class Polled:
     """Calls `poll` every `every_s` seconds, in a thread of its own.
 
-    `poll()` returns the notice as it now stands, or None. A `poll` that raises is logged, once per
-    run of failures, and leaves the notice as it was. Launchers derive their sources from it.
+    `poll()` returns the notice as it now stands, or None. A `poll` that raises, or returns
+    something else, is logged, once per run of failures, and leaves the notice as it was. Launchers
+    derive their sources from it.
     """
 
     def __init__(self, name: str, poll: Callable[[], Notice | None], *, every_s: float) -> None:
@@ -83,13 +85,7 @@ class Polled:
     def start(self, notify: Notify) -> None:
         """Begins to poll, at once and then periodically."""
         closed = self._closed = threading.Event()  # of this thread: it may be started again
-        self._thread = threading.Thread(
-            target=self._run,
-            args=(notify, closed),
-            name=f"holdfast-notice-{self.name}",
-            daemon=True,
-        )
-        self._thread.start()
+        self._thread = start_daemon(f"notice-{self.name}", self._run, notify, closed)
 
     def close(self) -> None:
         """Stops polling; waits at most a second for a call under way."""
@@ -103,6 +99,9 @@ class Polled:
         while not closed.is_set():
             try:
                 seen = self._poll()
+                if seen != standing and not closed.is_set():
+                    notify(seen)
+                    standing = seen
                 failing = False
             except Exception as error:
                 _log.log(
@@ -111,11 +110,7 @@ class Polled:
                     self.name,
                     error,
                 )
-                seen = standing
                 failing = True
-            if seen != standing and not closed.is_set():
-                standing = seen
-                notify(seen)
             closed.wait(self._every_s)
 
 

@@ -28,6 +28,7 @@ from ..closing import Closing
 from ..group.group import ClusterGroup, Group
 from ..group.group_client import Client, Deadline, GroupClient, group_client_of
 from ..job import current_job
+from ..threads import start_daemon
 from .step_agreement_core import Answer, StepLog, agreed_step
 
 _log = logging.getLogger(__name__)
@@ -93,13 +94,7 @@ class SyncPoint(Closing):
             self._log.freeze()
             # A thread, because rounds have to go on while the main thread sits in a device
             # collective.
-            self._follower = threading.Thread(
-                target=self._follow,
-                args=(self._group_client,),
-                name=f"holdfast-sync-{name}",
-                daemon=True,
-            )
-            self._follower.start()
+            self._follower = start_daemon(f"sync-{name}", self._follow, self._group_client)
             current_job().ensure(_OpenSyncPoints).add(self)
 
     @property
@@ -215,14 +210,8 @@ class SyncPoint(Closing):
             and (leaves or self._follower.is_alive())
         ):
             # On a thread: with the coordinator gone it would wait for longer than we may.
-            waker = threading.Thread(
-                target=self._wake,
-                args=(self._group_client, floor),
-                name=f"holdfast-wake-{self.name}",
-                daemon=True,
-            )
             try:
-                waker.start()
+                waker = start_daemon(f"wake-{self.name}", self._wake, self._group_client, floor)
             except RuntimeError:  # an interpreter that ends starts none
                 self._wake(self._group_client, floor)
             else:

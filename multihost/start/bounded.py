@@ -14,6 +14,7 @@ from holdfast.coordination import CoordinationError, Credentials, ProcessLost, S
 from ..errors import StartupTimeout
 from ..group.group_client import Deadline, GroupClient, named
 from ..spec import ProcessSpec
+from ..threads import on_thread
 from .jax_agent import end_jax
 
 _STATUS_TIMEOUT_S = 2.0
@@ -31,21 +32,21 @@ def ended_by_loss(
     over = threading.Event()  # the time, or the wait for it
     finished = threading.Event()
     ending = threading.Lock()
-    culprits: list[Exception] = []
 
-    def end_waits() -> None:
+    def end_waits() -> Exception | None:
         over.wait(deadline.remaining_s())
         with ending:
-            if not finished.is_set():
-                culprits.append(_culprit(group_client, spec, credentials, deadline))
-                end_jax()
+            if finished.is_set():
+                return None
+            culprit = _culprit(group_client, spec, credentials, deadline)
+            end_jax()
+            return culprit
 
     def check() -> None:
         if group_client.lost_tasks():
             over.set()
 
-    thread = threading.Thread(target=end_waits, name="holdfast-start", daemon=True)
-    thread.start()
+    ended = on_thread("start", end_waits)
     failure: Exception | None = None
     try:
         with group_client.peers.on_change(check):
@@ -57,9 +58,9 @@ def ended_by_loss(
         with ending:
             finished.set()
         over.set()
-        thread.join()
-    if culprits:  # whatever jax made of its end
-        raise culprits[0] from failure
+    # Whatever jax made of its end.
+    if (culprit := ended.result()) is not None:
+        raise culprit from failure
     if failure is not None:
         raise failure
 

@@ -61,9 +61,12 @@ def find_coordinator(
     heartbeat timeout. Raises StartupFailed where it does not end, and as soon as it is known that
     the two jobs live side by side; CoordinationError when the address cannot be bound.
     """
-    status = _status_or_start(spec, heartbeat_timeout_s)
     waited = 0.0
-    while status is not None and (rivals := _rivals(status, spec)) is not None:
+    while True:
+        status = _status_or_start(spec, heartbeat_timeout_s)
+        rivals = None if status is None else _rivals(status, spec)
+        if status is None or rivals is None:
+            return
         if not waited:
             _log.warning(
                 "the coordinator at %s belongs to an earlier start; waiting for it to end",
@@ -76,7 +79,7 @@ def find_coordinator(
                 )
         outlived = waited > HEARTBEATS_PER_TIMEOUT * status.heartbeat_interval_s
         if outlived and status.phase in _JOINABLE and not _is_of_another(status, spec):
-            break
+            return
         if not deadline.remaining_s():
             raise StartupFailed(
                 f"the coordinator at {spec.coordinator} is {status.phase}: it belongs to an earlier"
@@ -89,7 +92,6 @@ def find_coordinator(
         pause_s = min(_POLL_S, deadline.remaining_s())
         time.sleep(pause_s)
         waited += pause_s
-        status = _status_or_start(spec, heartbeat_timeout_s)
 
 
 def _status_or_start(spec: ProcessSpec, heartbeat_timeout_s: float | None) -> StatusResponse | None:

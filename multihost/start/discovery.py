@@ -30,7 +30,12 @@ from .launchers import (
     number_in,
 )
 
-GIVEN = ("coordinator", "num_processes", "process_id")
+# The fields of a spec that `initialize()` takes alone, with its names for them.
+GIVEN = {
+    "coordinator": "coordinator_address",
+    "num_processes": "num_processes",
+    "process_id": "process_id",
+}
 _SCONTROL_S = 30.0
 _NAMES_OF_JAX = {
     "coordinator": ("JAX_COORDINATOR_ADDRESS",),
@@ -68,38 +73,45 @@ def discover_process(
     """
     if spec is not None:
         if given:
-            raise ValueError(f"initialize() takes a spec or {', '.join(given)}, not both")
+            named = ", ".join(GIVEN[field] for field in given)
+            raise ValueError(f"initialize() takes a spec or {named}, not both")
         return DiscoveredProcess(spec, True, devices)
-    says = "initialize()"
+    known: Mapping[str, Any] = given
+    launcher = ""
     if len(given) < len(GIVEN):
-        launched = ProcessSpec.from_env(os.environ)
-        is_alone = given.get("num_processes") == 1
-        if launched is not None and (launched.num_processes == 1 or not is_alone):
-            whole = dataclasses.replace(launched, **given)
-            if "num_processes" not in given:
-                says = "HOLDFAST_NUM_PROCESSES"
-            return DiscoveredProcess(whole, True, devices, counted_by=says)
-        if is_alone:
+        found = _launched(given, devices)
+        if found is not None:
+            return found
+        known, devices, launcher = _detected(given, devices, timeout_s)
+        if not known or (known.get("num_processes") == 1 and not known.get("process_id")):
             return DiscoveredProcess(None)
-        worker = None if given else current_worker()
-        if worker is not None:
-            return DiscoveredProcess(None, True, devices, worker)
-        if "num_processes" not in given:
-            named = first_set(os.environ, _NAMES_OF_JAX["num_processes"])
-            says = named or "the cluster, as jax detects it"
-        given, devices, launcher = _detected(given, devices, timeout_s)
-        says = launcher or says
-        if not given or (given.get("num_processes") == 1 and not given.get("process_id")):
-            return DiscoveredProcess(None)
-        missing = [field for field in GIVEN if field not in given]
+        missing = [argument for field, argument in GIVEN.items() if field not in known]
         if missing:
             of = f" of {launcher}" if launcher else ""
             raise ValueError(
-                f"initialize() knows {given}{of} but not {', '.join(missing)}: give them, or start"
+                f"initialize() knows {known}{of} but not {', '.join(missing)}: give them, or start"
                 " with `holdfast run`; initialize(num_processes=1) is one process alone"
             )
-    spec = ProcessSpec(**given, **_job_of(given))
-    return DiscoveredProcess(spec, False, devices, counted_by=says)
+    if not launcher and "num_processes" not in given:
+        named = first_set(os.environ, _NAMES_OF_JAX["num_processes"])
+        launcher = named or "the cluster, as jax detects it"
+    spec = ProcessSpec(**known, **_job_of(known))
+    return DiscoveredProcess(spec, False, devices, counted_by=launcher or "initialize()")
+
+
+def _launched(given: Mapping[str, Any], devices: Sequence[int] | None) -> DiscoveredProcess | None:
+    """Returns who this process is to a launcher of ours, or to Ray Train, or that it is to be
+    alone; None where others have to say.
+    """
+    spec = ProcessSpec.from_env(os.environ)
+    is_alone = given.get("num_processes") == 1
+    if spec is not None and (spec.num_processes == 1 or not is_alone):
+        says = "initialize()" if "num_processes" in given else "HOLDFAST_NUM_PROCESSES"
+        return DiscoveredProcess(dataclasses.replace(spec, **given), True, devices, counted_by=says)
+    if is_alone:
+        return DiscoveredProcess(None)
+    worker = None if given else current_worker()
+    return None if worker is None else DiscoveredProcess(None, True, devices, worker)
 
 
 def _job_of(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,7 +243,7 @@ def _with_first_node(address: str, nodes: str) -> str:
         ).stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError) as error:
         raise ValueError(
-            f"scontrol show hostnames {nodes!r} failed: {error}; give coordinator=, the address of"
-            " process 0"
+            f"scontrol show hostnames {nodes!r} failed: {error}; give coordinator_address="
+            "HOST:PORT, the address of process 0"
         ) from error
     return f"{first}:{port}"

@@ -10,12 +10,12 @@ import hashlib
 import json
 import os
 import socket
-import struct
 import sys
 import time
 from contextlib import suppress
 
 from ..errors import StartupFailed, failed_start
+from ..parent import peer_pid
 from ..spec import ProcessSpec, place_of
 
 _ENDING_S = 5.0  # for a process that is about to be gone
@@ -54,9 +54,7 @@ def _pid_at(address: str) -> int:
     """Returns the process that listens at a socket, 0 where that is not known."""
     with socket.socket(socket.AF_UNIX) as asking, suppress(OSError):
         asking.connect(address)
-        size = struct.calcsize("3i")
-        said = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        return int(struct.unpack("3i", said)[0])
+        return peer_pid(asking)
     return 0
 
 

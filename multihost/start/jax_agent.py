@@ -7,9 +7,8 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,32 +34,25 @@ _jax_writes: Any = getattr(compiler, _WRITE, None)
 _COLLECTIVE_TIMEOUT_FLAG = "xla_cpu_collective_timeout_seconds"
 
 
-@dataclass(frozen=True)
-class AgentRoute:
-    """How the agent reaches the coordinator, or a relay before it: where, and by which TLS."""
-
-    address: str
-    tls: Mapping[str, str] = field(default_factory=dict)
-
-
 def start_jax(
     spec: ProcessSpec,
-    route: AgentRoute,
+    address: str,
     devices: Sequence[int] | None,
     deadline: Deadline,
     *,
     shutdown_timeout_s: float,
 ) -> None:
-    """Puts jax.distributed on our coordinator. Brings the backend up.
+    """Puts jax.distributed on our coordinator, which is at `address`, or a relay before it. Brings
+    the backend up.
 
     Raises StartupFailed for a job that is smaller than asked for.
     """
     configure: Any = jax.config.update  # jax does not type it
     configure("jax_enable_preemption_service", False)
-    spec.bypass_proxies(os.environ, route.address)
+    spec.bypass_proxies(os.environ, address)
     _keep_what_each_compiles()
     jax.distributed.initialize(
-        route.address,
+        address,
         spec.num_processes,
         spec.process_id,
         local_device_ids=devices,
@@ -70,7 +62,7 @@ def start_jax(
         shutdown_timeout_seconds=math.ceil(shutdown_timeout_s),
         coordinator_bind_address="127.0.0.1:0",  # process 0's own service idles on a spare port
         partition_index=spec.slice_id if spec.num_slices > 1 else None,
-        **route.tls,  # type: ignore[arg-type]
+        **own_tls(spec),  # type: ignore[arg-type]
     )
     # A platform that has not joined sees a job of one process, and each would train alone.
     count = jax.process_count()
@@ -151,8 +143,8 @@ def _clear_jax() -> None:
 def own_tls(spec: ProcessSpec) -> dict[str, str]:
     """Returns the options by which the agent shows this process's certificate itself.
 
-    None where it cannot (before jaxlib 0.12). It shows no token, and no key of the process, for
-    which a certificate stands that names the process (docs/coordinator-security.md).
+    There are none where it cannot (before jaxlib 0.12). It shows no token, and no key of the
+    process, for which a certificate stands that names the process (docs/coordinator-security.md).
     """
     if spec.token_file is not None or not spec.tls_cert:
         return {}

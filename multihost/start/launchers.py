@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from ..parent import peer_pid
 
 _ATTEMPTS_PER_REQUEUE = 10_000
 ANY_MPI_JOB = "mpi"
@@ -136,16 +137,12 @@ def _pmi_peer(environment: Mapping[str, str]) -> str:
 
     It holds the other end of the socket that each of them has inherited: "" where there is none.
     """
-    size = struct.calcsize("3i")
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        peer = socket.socket(fileno=int(environment.get("PMI_FD", "")))
+        inherited = socket.socket(fileno=int(environment.get("PMI_FD", "")))
         try:
-            pid, _, _ = struct.unpack(
-                "3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-            )
-            return f"{pid}" if pid else ""
+            return f"{peer_pid(inherited) or ''}"
         finally:
-            peer.detach()
+            inherited.detach()
     return ""
 
 

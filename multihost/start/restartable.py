@@ -11,11 +11,10 @@ import gc
 import logging
 import os
 import re
-import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -39,6 +38,7 @@ from ..liveness.vitals import last_vitals
 from ..parent import spec_of_launcher
 from ..preemption.preemption import Preemption, current
 from ..spec import ProcessSpec
+from ..threads import start_daemon
 from .departure import Departure
 from .start import Membership, initialize, shutdown
 
@@ -109,11 +109,10 @@ def _following_spec(spec: ProcessSpec, following: NextAttempt) -> ProcessSpec:
     coordinator = following.coordinator
     if spec.host_address is not None:  # a relay stands between, with a socket for each attempt
         coordinator = beside(spec.coordinator, f"{following.attempt}")
-    place = Place(
+    unmoved = Place(
         process_id=spec.process_id, local_rank=spec.local_rank, local_count=spec.local_count
     )
-    if spec.process_id in following.places:
-        place = following.places[spec.process_id]
+    place = following.places.get(spec.process_id, unmoved)
     if place.devices:
         os.environ[LOCAL_DEVICES] = place.devices
     return replace(
@@ -138,20 +137,9 @@ def _stay() -> None:
     job.put(departure)
     job.outlive()
     member.client.report(restartable=1)
-    threading.Thread(
-        target=_listen,
-        args=(job, member.client, departure),
-        name="holdfast-attempt",
-        daemon=True,
-    ).start()
+    start_daemon("attempt", _listen, job, member.client, departure)
     if job.spec.process_id == 0:
-        preemption = current()
-        threading.Thread(
-            target=_listen_for_room,
-            args=(preemption, member.client),
-            name="holdfast-grow",
-            daemon=True,
-        ).start()
+        start_daemon("grow", _listen_for_room, current(), member.client)
 
 
 def _listen(job: Job, client: CoordinationClient, departure: Departure) -> None:
@@ -232,12 +220,14 @@ def _may_come_from_another(error: BaseException) -> bool:
     return is_known or _STATUS.match(str(error)) is not None
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields an error, and those that led to it."""
+def _chain(error: BaseException) -> list[BaseException]:
+    """Returns an error, and those that led to it. One may be its own cause."""
+    found: list[BaseException] = []
     known: BaseException | None = error
-    while known is not None:
-        yield known
+    while known is not None and known not in found:
+        found.append(known)
         known = known.__cause__ or known.__context__
+    return found
 
 
 def _clear_frames(error: BaseException) -> None:
@@ -296,11 +286,8 @@ def _drop_backends() -> None:
         _left.append(weakref.ref(client))
     if xla_bridge.backends_are_initialized():
         _left.extend(map(weakref.ref, xla_bridge.backends().values()))
-    clear_all: tuple[Callable[[], Any], ...] = (
-        clear_caches,
-        jax.clear_caches,
-        jax.extend.backend.clear_backends,
-    )
-    for clear in clear_all:
-        clear()
+    clear_caches()
+    untyped: Any = jax
+    untyped.clear_caches()
+    untyped.extend.backend.clear_backends()
     gc.collect()  # cycles may hold a backend, and its sockets stay open with it

@@ -51,12 +51,12 @@ from ..preemption.sources import Source
 from ..preemption.step_agreement import close_sync_points
 from ..ray_train import is_worker
 from ..spec import ProcessSpec
+from ..threads import start_daemon
 from .bounded import ended_by_loss
 from .coordinator import find_coordinator, gather_workers
 from .discovery import GIVEN, DiscoveredProcess, discover_process
 from .held_place import HeldPlace
 from .jax_agent import (
-    AgentRoute,
     abandon_jax,
     end_jax,
     own_tls,
@@ -96,15 +96,14 @@ class Membership:
             return ""
         return _described(error)
 
-    def route(self, spec: ProcessSpec, credentials: Credentials) -> AgentRoute:
-        """Returns how jaxlib's agent reaches the coordinator: plainly, by TLS, or by a relay, which
-        is started.
+    def address_for_agent(self, spec: ProcessSpec, credentials: Credentials) -> str:
+        """Returns where jaxlib's agent reaches the coordinator. Starts a relay where the agent
+        cannot show what it has to.
         """
-        options = own_tls(spec)
-        if options or credentials.empty:
-            return AgentRoute(spec.coordinator, options)
+        if credentials.empty or own_tls(spec):
+            return spec.coordinator
         self.relay = Relay.spawn(spec.coordinator, credentials, [spec.process_id])
-        return AgentRoute(self.relay.address)
+        return self.relay.address
 
     def leave(self, why: str = "") -> None:
         """Leaves the job; as a failure, where a reason is given."""
@@ -195,18 +194,17 @@ def initialize(  # noqa: PLR0913
     discovered = discover_process(spec, given, devices, timeout_s)
     if discovered.spec is not None:
         refuse_child(discovered.spec)
-    preemption.start(None, sources=preemption_sources)
+    notices = preemption.start(None, sources=preemption_sources)
     try:
         spec = discovered.spec
         if discovered.worker is not None:
             spec = gather_workers(discovered.worker, deadline, heartbeat_timeout_s)
-            discovered = dataclasses.replace(discovered, spec=spec)
         if spec is None or (spec.num_processes == 1 and not discovered.launched):
             _log.info("process 0 of 1 on host %s, alone: no coordinator", socket.gethostname())
             show_devices(devices or ())
             current_job().put(Alone())
             return
-        preemption.set_waiting(True)
+        notices.set_waiting(True)
         _left_alone.clear()
         timeouts = Timeouts(heartbeat_s=heartbeat_timeout_s, shutdown_s=shutdown_timeout_s)
         with Phase("initialize", trace=_trace_of(spec), process=spec.process_id):
@@ -214,7 +212,7 @@ def initialize(  # noqa: PLR0913
     except BaseException as error:
         _give_up(_described(error))
         raise
-    preemption.set_waiting(False)
+    notices.set_waiting(False)
 
 
 def _check_early() -> None:
@@ -251,7 +249,7 @@ def shutdown(timeout_s: float | None = None) -> None:
     member = current_job().get(Membership)
     if member is not None:
         deadline = Deadline(member.shutdown_timeout_s if timeout_s is None else timeout_s)
-        preemption.set_waiting(True)
+        preemption.current().set_waiting(True)
         settle_all(deadline.remaining_s())
         current_job().take(Membership)
         why = member.failure()
@@ -274,7 +272,7 @@ def _wait_for_others(client: CoordinationClient, deadline: Deadline) -> None:
         # A launcher that sees another process fail lets this one end with its own exit code. Its
         # last step may be newer than what it has reported of itself every few seconds.
         client.report(leaving=1, **last_vitals())
-        if preemption.stops():
+        if preemption.current().leaves:
             _say(client, LEAVES_AS_ASKED)
         client.wait_at_barrier("holdfast/shutdown", deadline.remaining_ms())
     except CoordinationError as error:
@@ -297,43 +295,48 @@ def _join(
     collective_s: float | None,
 ) -> None:
     """Does what `initialize()` promises, once it is known who this process is."""
+    job = current_job()
     if discovered.launched:
         for line in spec.set_slices(os.environ):
             _log.warning("stale variable %s", line)
+        job.put(HeldPlace(spec))
     # One object, with one key, for the client and the relay: both are this process.
     credentials = spec.new_credentials()
-    if discovered.launched:
-        current_job().put(HeldPlace(spec))
-    with preemption.gathering():
+    with preemption.current().gathering():
         if not discovered.launched:
             find_coordinator(spec, deadline, timeouts.heartbeat_s)
         client = _connect(spec, credentials, deadline, timeouts, discovered.counted_by)
     attempt = Phase("attempt", trace=_trace_of(spec), process=spec.process_id)
     member = Membership(client, timeouts.shutdown_s, attempt)
-    job = current_job()
     job.put(member)
     job.join(client, spec)
     mark_children(spec)
     job.put(Vitals(client, spec.process_id, spec.num_processes))
     if spec.num_slices > 1:
         client.report(num_slices=spec.num_slices)
-    group_client = group_client_of(client)
     preemption.start(client, spec.process_id, spec.num_processes)
     set_collective_timeout(collective_s or client.heartbeat_timeout_s)
-    lost = ended_by_loss(group_client, spec, credentials, deadline)
+    lost = ended_by_loss(group_client_of(client), spec, credentials, deadline)
     with lost, _own_name_resolves(spec):
-        route = member.route(spec, credentials)
+        address = member.address_for_agent(spec, credentials)
         folder = keep_compiled()
-        start_jax(spec, route, discovered.devices, deadline, shutdown_timeout_s=timeouts.shutdown_s)
+        start_jax(
+            spec,
+            address,
+            discovered.devices,
+            deadline,
+            shutdown_timeout_s=timeouts.shutdown_s,
+        )
         initialize_ids(client=client, timeout_s=deadline.remaining_s())
         if spec.num_processes > 1:
             programs = TravellingPrograms(default_group(), client, folder)
             job.put(programs)
             programs.meet(deadline.remaining_s())
     health()  # watches from here on: a life that ends before somebody asks is noticed too
-    who = f"process {spec.process_id} of {spec.num_processes} on host {socket.gethostname()}"
-    where = f"attempt {spec.attempt}, coordinator {spec.coordinator}"
-    _log.info("%s of job %s, %s", who, spec.job_id, where)
+    _log.info(
+        f"process {spec.process_id} of {spec.num_processes} on host {socket.gethostname()}"
+        f" of job {spec.job_id}, attempt {spec.attempt}, coordinator {spec.coordinator}"
+    )
 
 
 def _trace_of(spec: ProcessSpec) -> str:
@@ -375,7 +378,7 @@ def _connect(
         credentials=credentials,
     )
     client.watch_processes(arrivals.update)
-    threading.Thread(target=arrivals.warn_late, name="holdfast-arrivals", daemon=True).start()
+    start_daemon("arrivals", arrivals.warn_late)
     try:
         client.connect()
     except CoordinationError as error:
@@ -397,7 +400,7 @@ def _connect(
             knob="timeout_s",
         ) from error
     finally:
-        arrivals.waiting_is_over()
+        arrivals.over.set()
     arrivals.all_arrived()
     return client
 
@@ -417,7 +420,7 @@ class Arrivals:
         self.missing = tuple(range(num_processes))
         self._num_processes = num_processes
         self._counted_by = counted_by
-        self._is_over = threading.Event()
+        self.over = threading.Event()  # the wait for them
         self._logged: int | None = None  # how many were missing in the latest line
         self._lock = threading.Lock()
 
@@ -430,12 +433,9 @@ class Arrivals:
 
     def warn_late(self) -> None:
         """Logs that the start takes long, if it does, and who says how many processes there are."""
-        if not self._is_over.wait(WARN_AFTER_S):
+        if not self.over.wait(WARN_AFTER_S):
             what = "%s; that there are %d is said by %s"
             _log.warning(what, self, self._num_processes, self._counted_by)
-
-    def waiting_is_over(self) -> None:
-        self._is_over.set()
 
     def all_arrived(self) -> None:
         self._set(())

@@ -359,15 +359,14 @@ class ModelEvent:
 class ModelThread:
     """A task of the process that makes it."""
 
-    def __init__(
-        self, *, target: Callable[..., object], args: tuple[Any, ...], name: str, daemon: bool
-    ) -> None:
-        self._target = target
-        self._args = args
+    def __init__(self, name: str, work: Callable[..., object], *given: object) -> None:
+        self._target = work
+        self._args = given
         self._name = "follower" if "sync" in name else "waker"
         self._has_ended = False
+        self._start()
 
-    def start(self) -> None:
+    def _start(self) -> None:
         task = current_task()
         site = _site()
         process = site.builder if task is None else task.process
@@ -413,14 +412,14 @@ class _Whole(Deadline):
 @contextlib.contextmanager
 def searched() -> Iterator[None]:
     """Has the sync point stand on what is here."""
-    names = ("threading", "time", "Deadline", "StepLog")
+    names = ("threading", "start_daemon", "time", "Deadline", "StepLog")
     real = {name: getattr(step_agreement, name) for name in names}
     step_agreement.threading = SimpleNamespace(  # type: ignore[assignment]
         Condition=ModelCondition,
         Event=ModelEvent,
-        Thread=ModelThread,
         current_thread=lambda: None,
     )
+    step_agreement.start_daemon = ModelThread  # type: ignore[assignment]
     step_agreement.time = SimpleNamespace(monotonic=_monotonic)  # type: ignore[assignment]
     step_agreement.Deadline = _Whole  # type: ignore[misc]
     step_agreement.StepLog = ModelLog  # type: ignore[misc]

@@ -133,6 +133,7 @@ def test_a_home_on_the_network_is_no_place(tmp_path: Path, monkeypatch: pytest.M
     there = user_folder().parent / "compiled" / before.name
     assert folder_of(here) == folder_of({"XDG_CACHE_HOME": "relative"}) == there
     assert folder_of(here | {COMPILE_CACHE: "/elsewhere"}) == Path("/elsewhere") / before.name
+    assert folder_of(here | {COMPILE_CACHE: "~/kept"}) == Path.home() / "kept" / before.name
 
 
 def test_what_is_old_or_too_much_goes(tmp_path: Path) -> None:

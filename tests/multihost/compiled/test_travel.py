@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import resource
 import shutil
 import time
 import zlib
@@ -147,6 +148,26 @@ def test_a_fetch_that_is_cut_off_leaves_no_file(
     assert sealed(own) == {"good-cache": entry}
 
 
+def test_a_folder_that_takes_no_more_fails_no_start(
+    peer: tuple[PartServer, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As at the end of a quota, which free space does not show: a sentence says so, and this host
+    compiles what it lacks.
+    """
+    own = tmp_path / "own"
+    own.mkdir()
+    large = _served(peer, "large-cache", b"x" * 1_000_000, b"x" * 1_000_000)
+    at = [peer[0].address, SECRET.hex()]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        fetch_all(own, [large], [at, at], time.monotonic() + 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(own.iterdir()) == []
+    assert caplog.text.count(f"{own} takes no more compiled programs: ") == 1
+
+
 @pytest.mark.parametrize(
     "told",
     [
@@ -176,8 +197,7 @@ def test_one_host_or_none_exchanges_nothing() -> None:
     assert differing == {
         "alike": False,
         "leaders": [0, 1, 2],
-        "holders": [0, 1],
-        "lists": [0, 1],
+        "holders": [[0], [1]],
     }
 
 

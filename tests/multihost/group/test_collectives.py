@@ -6,6 +6,15 @@ import numpy as np
 import pytest
 
 from holdfast.multihost import broadcast_one_to_all, global_max
+from holdfast.multihost.group.collectives import bounded
+from holdfast.multihost.group.group_client import Deadline
+
+
+def test_an_error_of_a_computation_is_raised_as_it_is() -> None:
+    """It is not its own cause, where nobody is lost."""
+    with pytest.raises(ZeroDivisionError) as caught:
+        bounded("a quotient", lambda: 1 // 0, Deadline(10.0))
+    assert caught.value.__cause__ is None
 
 
 def test_values_that_do_not_fit() -> None:

@@ -33,6 +33,7 @@ from holdfast.multihost.group.group_client import (
     GroupClient,
     forget_group_client,
     group_client_of,
+    named,
 )
 
 Clients = list[CoordinationClient]
@@ -334,6 +335,12 @@ def test_texts_of_jaxlib_become_errors_of_ours(
     assert type(caught.value) is kind and message in str(caught.value)
     if isinstance(caught.value, BarrierTimeout):
         assert caught.value.missing == (0,)
+
+
+def test_an_error_names_no_thousands() -> None:
+    """Of a job of thousands it has the first processes, and how many more there are."""
+    assert named([2]) == "process 2" and named([1, 2]) == "processes 1, 2"
+    assert named(range(4_096)).endswith(" 38, 39 and 4056 more")
 
 
 def test_an_error_that_is_no_status_stays_itself() -> None:

@@ -7,7 +7,8 @@ import random
 import pytest
 
 import holdfast.multihost as multihost
-from holdfast.multihost.group.ids import ProcessIds, packed, unpacked
+from holdfast.multihost.group.group import pack
+from holdfast.multihost.group.ids import ProcessIds, columns_of, ids_in
 
 
 def test_before_they_are_known() -> None:
@@ -37,11 +38,11 @@ def test_the_table_travels_whole() -> None:
         ProcessIds(runtime[number], number, tuple(rng.sample(range(4000), rng.randrange(9))))
         for number in range(500)
     ]
-    assert unpacked(packed(ids)) == ids
-    assert unpacked(packed([])) == []
+    assert ids_in(columns_of(ids)) == ids
+    assert ids_in(columns_of([])) == []
 
 
 def test_the_table_of_thousands_is_small() -> None:
     """What each process is sent grows by less than a byte a process."""
     ids = [ProcessIds(n, n, tuple(range(8 * n, 8 * n + 8))) for n in range(16_384)]
-    assert len(packed(ids)) < 4_096
+    assert len(pack(columns_of(ids))) < 4_096

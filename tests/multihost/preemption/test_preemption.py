@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 from pathlib import Path
+from typing import Any
 
-from holdfast.multihost import Notice, Signals, WatchedFile
+import pytest
+
+from holdfast.multihost import Notice, Polled, Signals, WatchedFile
 from holdfast.multihost.preemption import preemption as sync_point
 from holdfast.multihost.preemption.preemption import (
     Preemption,
@@ -81,6 +84,23 @@ def test_who_has_room_for_more_is_not_taken() -> None:
         assert preemption.notice() == Notice("growing") and preemption.noticed() == ()
         preemption.notify(Notice("SIGTERM received"))
         wait_until(lambda: preemption.noticed() == (0,))
+    finally:
+        preemption.close()
+
+
+def test_what_is_no_notice_is_refused_and_changes_nothing() -> None:
+    """A reason alone would stand, and keep every later notice from the other processes."""
+    client = MemoryClient(MemoryCoordinator(1), 0)
+    given: Any = "the spot market takes it"
+    preemption = Preemption([])
+    try:
+        preemption.join(client, process_id=0, num_processes=1)
+        with pytest.raises(TypeError, match=r"expected a Notice or None, found 'the spot market"):
+            preemption.notify(given)
+        preemption.add_source(Polled("engine", lambda: given, every_s=0.01))
+        preemption.notify(Notice("SIGTERM received"))
+        wait_until(lambda: preemption.noticed() == (0,))
+        assert preemption.notice() == Notice("SIGTERM received")
     finally:
         preemption.close()
 

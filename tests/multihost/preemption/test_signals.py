@@ -51,8 +51,8 @@ def test_other_handlers_and_repeats(case: str, expected: list[str]) -> None:
 
 
 def test_a_second_sigterm_ends_a_stuck_process() -> None:
-    """Repeated while the program asks nothing, SIGTERM ends it with exit code 143 and all stacks;
-    at once after the first it does not.
+    """Repeated while the program asks nothing, SIGTERM ends it with exit code 143 and all stacks,
+    whatever stands for sys.stderr; at once after the first it does not.
     """
     with Processes(PROGRAM, 1, arguments=["stuck"]) as processes:
         processes.wait_for(0, "stuck")

@@ -65,8 +65,9 @@ def test_a_pod_that_is_no_indexed_job_is_alone(
 def test_a_spec_allows_no_other_argument() -> None:
     """Whoever gives a whole spec speaks as a launcher; a part beside it is a mistake."""
     assert discover_process(SPEC, {}, [0], 1.0) == DiscoveredProcess(SPEC, True, [0])
-    with pytest.raises(ValueError, match=r"initialize\(\) takes a spec or process_id, not both"):
-        discover_process(SPEC, {"process_id": 1}, None, 1.0)
+    message = r"initialize\(\) takes a spec or coordinator_address, process_id, not both"
+    with pytest.raises(ValueError, match=message):
+        discover_process(SPEC, {"coordinator": "h:1", "process_id": 1}, None, 1.0)
 
 
 def test_the_environment_fills_in_what_lacks(
@@ -97,8 +98,8 @@ def test_without_any_cluster_there_is_no_spec() -> None:
     """
     assert discover_process(None, {}, None, 1.0) == DiscoveredProcess(None)
     message = (
-        "initialize() knows {'process_id': 0} but not coordinator, num_processes: give them, or"
-        " start with `holdfast run`; initialize(num_processes=1) is one process alone"
+        "initialize() knows {'process_id': 0} but not coordinator_address, num_processes: give"
+        " them, or start with `holdfast run`; initialize(num_processes=1) is one process alone"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         discover_process(None, {"process_id": 0}, None, 1.0)
@@ -150,7 +151,8 @@ def test_slurm_reads_its_list_of_nodes(
         with pytest.raises(
             ValueError,
             match=(
-                r"scontrol show hostnames 'rack\[1-2\]n\[3-4\],login' failed: .*; give coordinator="
+                r"scontrol show hostnames 'rack\[1-2\]n\[3-4\],login' failed: .*; give"
+                r" coordinator_address="
             ),
         ):
             discover_process(None, {}, None, 1.0)

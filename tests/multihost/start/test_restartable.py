@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from holdfast.checkpoint import SaveFailed, StepNotFound
 from holdfast.coordination import ProcessLost
 from holdfast.multihost import AttemptOver, Fatal, StartupFailed
 from holdfast.multihost.job import Job
-from holdfast.multihost.start.restartable import _clear_frames, _may_come_from_another
+from holdfast.multihost.start.restartable import _chain, _clear_frames, _may_come_from_another
 
 ALONE = """
 import gc
@@ -97,6 +98,14 @@ def test_alone_it_is_called_once() -> None:
 def test_an_error_of_ones_own_waits_for_nobody(error: BaseException, may: bool) -> None:
     """Nor one that it has led to."""
     assert _may_come_from_another(error) == may
+
+
+def test_an_error_that_is_its_own_cause_ends_the_program_too() -> None:
+    """As `raise error from error` leaves it: whoever looks for its causes comes to an end."""
+    error = ValueError("mine")
+    with pytest.raises(ValueError, match="mine"):
+        raise error from error
+    assert list(itertools.islice(_chain(error), 3)) == [error]
 
 
 RAISES = """

@@ -46,8 +46,8 @@ def test_alone_it_only_listens() -> None:
     """
     (output,) = run_processes(program("start_alone"), 1)
     assert (
-        "initialize() knows {'num_processes': 4} but not coordinator, process_id: give them, or"
-        " start with `holdfast run`" in output
+        "initialize() knows {'num_processes': 4} but not coordinator_address, process_id: give"
+        " them, or start with `holdfast run`" in output
     )
     assert "initialize() comes before any computation" in output
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import io
 import os
 import signal
 import socket
@@ -85,7 +86,10 @@ def in_asyncio() -> None:
 
 
 def stuck() -> None:
-    """The program got its notice twice at once, and asks nothing any more."""
+    """The program got its notice twice at once, and asks nothing any more. What it has put in the
+    place of sys.stderr is no file.
+    """
+    sys.stderr = io.StringIO()
     preemption.start(None, sources=[Signals(repeat_s=0.5)])
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
