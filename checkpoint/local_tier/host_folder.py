@@ -60,22 +60,18 @@ class HostStorage(LocalStorage):
 
     def write(self, name: str, size: int, parts: Iterable[base.Part]) -> None:
         """Writes a file of exactly `size` bytes; its name is not durable yet."""
-        file = self.open_to_write(name, size)
+        file = self._open_to_write(name, size)
         try:
             behind = WriteBehind(file, starts=False)
             for offset, buffers in parts:
                 behind.wrote(offset, write_all(file, buffers, offset))
-            self.finish(file, size)
+            os.ftruncate(file, size)
+            if self.syncs:
+                os.fsync(file)
         finally:
             os.close(file)
 
-    def finish(self, file: int, size: int) -> None:
-        """Ends a file, of exactly `size` bytes, that was written."""
-        os.ftruncate(file, size)
-        if self.syncs:
-            os.fsync(file)
-
-    def open_to_write(self, name: str, size: int) -> int:
+    def _open_to_write(self, name: str, size: int) -> int:
         """Returns the descriptor of a new file, which may be a spare one under a new name, with
         bytes in it.
         """
