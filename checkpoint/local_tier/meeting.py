@@ -245,7 +245,12 @@ class _Stand:
     def _make_server(self, secret: bytes) -> PartServer:
         if self._tls is not None:
             self._tls.check()
-        address = self._local.address or own_address()
+        address = self._local.address or host_address()
+        if address is None:
+            raise CheckpointError(
+                "which address of this host its peers reach is not known, since no coordinator is:"
+                " pass Local(address=...)"
+            )
         try:
             return PartServer(address, secret, self._tls)
         except OSError as error:
@@ -277,16 +282,3 @@ def _why_unreachable(peers: Sequence[Peer]) -> str:
         f"process {inside[0]} has the address {peers[inside[0]].address}, which other hosts cannot"
         " reach: pass Local(address=...), or give its host's name another address than loopback"
     )
-
-
-def own_address() -> str:
-    """Returns the address of this host for its peers. Raises CheckpointError where that is not
-    known.
-    """
-    address = host_address()
-    if address is None:
-        raise CheckpointError(
-            "which address of this host its peers reach is not known, since no coordinator is: pass"
-            " Local(address=...)"
-        )
-    return address

@@ -9,7 +9,7 @@ import gc
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,11 +44,10 @@ from .match import (
 )
 from .per_process import PerProcessSelection, leaves_of_process, read_process
 from .reader import ArrayReader, ReadRequest, foresee
-from .sharing import RestorePeers
+from .restore_peers import RestorePeers
+from .sharing import Reading
 from .surgery_rules import Rules
 from .waves import Placed, divide_into_waves, need_of, wave_limit_bytes
-
-Reading: TypeAlias = Literal["each", "once", "auto"]
 
 
 def check_alone(need: MemoryNeed) -> None:

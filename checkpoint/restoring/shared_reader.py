@@ -29,14 +29,8 @@ from ..storage.base import Readable
 from ..storage.object import fill
 from ..storage.threads import LOOK_S, ByteBudget, Latch, do_beside
 from .reader import ItemReader, RangePlan, ReadRequest, cut
-from .sharing import (
-    Blocks,
-    RestorePeers,
-    SharedBlock,
-    StillReading,
-    plan_sharing,
-    runs_of,
-)
+from .restore_peers import RestorePeers, StillReading
+from .sharing import Blocks, SharedBlock, plan_sharing, runs_of
 
 _log = logging.getLogger(__name__)
 HEADERS_S = 5.0  # who has them later reads alone
@@ -212,7 +206,6 @@ class SharedReader(ItemReader):
         self._plan: dict[int, SharedBlock] = {}
         self._held = HeldBlocks(self._read_block, self._blocks.size, peers.hold_bytes)
         self._asking = _Asking()
-        self._counts = collections.Counter[str]()
         peers.serve(self._name, self)
 
     # --- the plan
@@ -277,17 +270,6 @@ class SharedReader(ItemReader):
         self._peers.finish()
         self._peers.serve(self._name, None)
         self.close()
-        self._peers.note(self.counts)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Bytes from the store and from peers, and what went wrong with these."""
-        with self._lock:
-            return dict(self._counts)
-
-    def _count(self, **amounts: int) -> None:
-        with self._lock:
-            self._counts.update(amounts)
 
     # --- for others
 
@@ -321,7 +303,7 @@ class SharedReader(ItemReader):
 
     def _from_store(self, file: FileReport, offset: int, buffers: Sequence[memoryview]) -> int:
         got, _ = super()._try_read(file, offset, buffers)
-        self._count(store_bytes=got)
+        self._peers.note(store_bytes=got)
         return got
 
     # --- for this process
@@ -340,7 +322,7 @@ class SharedReader(ItemReader):
 
     def _note_damaged(self) -> None:
         """Takes notice that those who gave this thread bytes gave it damaged ones."""
-        self._count(peer_damaged=1)
+        self._peers.note(peer_damaged=1)
         for rank in self._asking.givers:
             self._note_dropped(rank, self._peers.trust.note_damage(rank), "sent damaged bytes")
 
@@ -392,7 +374,7 @@ class SharedReader(ItemReader):
                 got = fill(pieces, data[offset:])
                 self._held.given(block, got)
                 return got
-        self._count(own_left=1)
+        self._peers.note(own_left=1)
         return None
 
     def _from_peer(
@@ -407,7 +389,7 @@ class SharedReader(ItemReader):
             try:
                 got = self._peers.read(rank, f"{self._name}/{block}", offset, pieces)
             except FileNotFoundError:
-                self._count(peer_dropped=1)
+                self._peers.note(peer_dropped=1)
                 return None
             except OSError as error:
                 self._failed(rank, str(error))
@@ -415,7 +397,7 @@ class SharedReader(ItemReader):
             if got == wanted:
                 trust.note_bytes(rank)
                 self._asking.givers.add(rank)
-                self._count(peer_bytes=wanted)
+                self._peers.note(peer_bytes=wanted)
                 return got
             if got is not None:
                 self._failed(rank, f"it sent {got} bytes of {wanted}")
@@ -433,7 +415,7 @@ class SharedReader(ItemReader):
             number += 1
 
     def _failed(self, rank: int, why: str) -> None:
-        self._count(peer_failed=1)
+        self._peers.note(peer_failed=1)
         self._note_dropped(rank, self._peers.trust.note_failure(rank), why)
 
     def _note_dropped(self, rank: int, is_dropped: bool, why: str) -> None:
