@@ -102,7 +102,7 @@ class BucketStorage(ObjectStorage):
         return self._tried(name, lambda: _request(verb, self._store, *arguments, **options))
 
     def _tried(self, name: str, make: Callable[[], Awaitable[Any]]) -> Any:
-        where = f"{self._url}/{name}" if name else self._url
+        where = f"{self.root}/{name}" if name else self.root
         tries = 0
 
         def attempt(timeout_s: float) -> Any:
@@ -170,7 +170,7 @@ class BucketStorage(ObjectStorage):
             upload.failures.append(error)
             raise
         if not in_time:
-            late = fault_of(TimeoutError(), f"{self._url}/{upload.name}").error
+            late = fault_of(TimeoutError(), f"{self.root}/{upload.name}").error
             upload.failures.append(late)
         if upload.failures:
             raise upload.failures[0]
@@ -198,7 +198,7 @@ class BucketStorage(ObjectStorage):
         except Exception as error:
             if upload.failures:
                 raise upload.failures[0] from None
-            raise fault_of(error, f"{self._url}/{upload.name}").error from error
+            raise fault_of(error, f"{self.root}/{upload.name}").error from error
         finally:
             upload.lent.wait()
 
@@ -301,7 +301,7 @@ class BucketStorage(ObjectStorage):
         self, name: str, data: bytes | bytearray, generation: bytes | None = None
     ) -> bool | None:
         mode: Any = "overwrite"
-        if generation is not None and not self._single_writer:
+        if generation is not None and not self.single_writer:
             mode = {"e_tag": generation.decode()} if generation else "create"
         key = self._prefix + name
         lent = _Lent()

@@ -79,15 +79,12 @@ class LocalStorage:
     ) -> None:
         fill_standard_streams()  # no file of a checkpoint gets what is printed
         self.path = Path(absolute(root))
+        self.root = str(self.path)
         self.folder_mode = folder_mode
         self._single_writer = single_writer
         self._file_mode = file_mode
         self._kept = _KeptFile()
         self._synced_later: set[Path] = set()
-
-    @property
-    def root(self) -> str:
-        return str(self.path)
 
     @property
     def posix(self) -> PosixFolder:
