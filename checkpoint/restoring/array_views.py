@@ -17,7 +17,7 @@ from ..arrays.dtypes import Dtype, HostArray
 from ..arrays.ranges import converted
 from ..format.grid import Shape
 from ..format.record import LeafRecord
-from .devices import Region, overlap, slices_in
+from .devices import Region, overlap, shape_of, slices_in
 
 STRIPE_BYTES = 8 << 20  # of a leaf that is transposed, at a time
 Read: TypeAlias = tuple[LeafRecord, Region]
@@ -42,7 +42,7 @@ class View:
 
     def make(self, region: Region, arrays: Arrays) -> HostArray:
         """Returns a region, of the arrays of its reads; it may share their memory."""
-        out = np.empty([stop - start for start, stop in region], self.dtype)
+        out = np.empty(shape_of(region), self.dtype)
         self.put(region, arrays, out)
         return out
 
@@ -147,7 +147,7 @@ class Transposed(View):
             yield inner, region
             return
         start, stop = inner[0]
-        row = math.prod(stop - start for start, stop in inner[1:]) * self.dtype.itemsize
+        row = math.prod(shape_of(inner[1:])) * self.dtype.itemsize
         chunk = max(self.of_view.chunk[0], 1)
         rows = max(STRIPE_BYTES // max(row, 1) // chunk, 1) * chunk
         axis = self.axes.index(0)
@@ -220,7 +220,7 @@ class Reshaped(ViewOfOne):
     def make(self, region: Region, arrays: Arrays) -> HostArray:
         (start, stop), _ = self._rows(region)
         flat = np.ascontiguousarray(super().make(region, arrays)).reshape(-1)[start:stop]
-        sizes = tuple(stop - start for start, stop in region)
+        sizes = shape_of(region)
         if 0 in sizes:
             return np.empty(sizes, self.dtype)
         strides = [self.dtype.itemsize] * len(sizes)

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from holdfast.checkpoint.restoring.restore_peers import StillReading
 from holdfast.checkpoint.restoring.shared_reader import HeldBlocks
-from holdfast.checkpoint.restoring.sharing import StillReading
 
 BLOCK_BYTES = 100
 
