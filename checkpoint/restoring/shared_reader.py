@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import logging
 import math
 import threading
 import time
@@ -32,7 +31,6 @@ from .reader import ItemReader, RangePlan, ReadRequest, cut
 from .restore_peers import RestorePeers, StillReading
 from .sharing import Blocks, SharedBlock, plan_sharing, runs_of
 
-_log = logging.getLogger(__name__)
 HEADERS_S = 5.0  # who has them later reads alone
 PENDING_S = 0.5  # until who asks for a block hears that it is still being read
 
@@ -172,20 +170,6 @@ class _Asking(threading.local):
         self.is_allowed = False
         self.givers: set[int] = set()
 
-    @contextlib.contextmanager
-    def allowed(self) -> Iterator[None]:
-        """Lets the thread ask peers."""
-        self.is_allowed = True
-        self.givers = set()
-        try:
-            yield
-        finally:
-            self.end()
-
-    def end(self) -> None:
-        """Has the thread ask peers no more."""
-        self.is_allowed = False
-
 
 class SharedReader(ItemReader):
     """Reads one item of one step, as ItemReader does, together with the other processes.
@@ -309,22 +293,22 @@ class SharedReader(ItemReader):
     # --- for this process
 
     def _read(self, plan: RangePlan) -> None:
-        with self._asking.allowed():
+        self._asking.is_allowed = True
+        self._asking.givers = set()
+        try:
             super()._read(plan)
+        finally:
+            self._asking.is_allowed = False
 
     def _distrust(self, file: FileReport) -> bool:
         """Has this thread read from the store what a peer has sent damaged."""
         if not (self._asking.is_allowed and self._asking.givers):
             return False
-        self._note_damaged()
-        self._asking.end()
-        return True
-
-    def _note_damaged(self) -> None:
-        """Takes notice that those who gave this thread bytes gave it damaged ones."""
         self._peers.note(peer_damaged=1)
         for rank in self._asking.givers:
-            self._note_dropped(rank, self._peers.trust.note_damage(rank), "sent damaged bytes")
+            self._peers.trust.note_damage(rank)
+        self._asking.is_allowed = False
+        return True
 
     def _try_read(
         self, file: FileReport, offset: int, buffers: Sequence[memoryview]
@@ -416,11 +400,7 @@ class SharedReader(ItemReader):
 
     def _failed(self, rank: int, why: str) -> None:
         self._peers.note(peer_failed=1)
-        self._note_dropped(rank, self._peers.trust.note_failure(rank), why)
-
-    def _note_dropped(self, rank: int, is_dropped: bool, why: str) -> None:
-        if is_dropped:
-            _log.warning("this process asks rank %d for no more blocks: %s", rank, why)
+        self._peers.trust.note_failure(rank, why)
 
 
 def shared_reader(

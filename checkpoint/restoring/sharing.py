@@ -18,6 +18,7 @@ from __future__ import annotations
 import bisect
 import collections
 import itertools
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ import numpy as np
 
 from ..format.grid import Ints
 
+_log = logging.getLogger(__name__)
 LEAST_BLOCK_BYTES = 1 << 20
 MOST_BLOCK_BYTES = 16 << 20
 BLOCKS_A_PROCESS = 8  # of each process's share, so that shares can be even
@@ -229,20 +231,22 @@ class PeerTrust:
             self._reached.add(rank)
             self._failures[rank] = 0
 
-    def note_failure(self, rank: int) -> bool:
-        """Takes notice that a rank gave no answer in time; says whether it is dropped now."""
+    def note_failure(self, rank: int, why: str) -> None:
+        """Takes notice that a rank gave no answer in time."""
         with self._lock:
             self._failures[rank] += 1
-            return self._failures[rank] >= FAILURES and self._drop(rank)
+            if self._failures[rank] >= FAILURES:
+                self._drop(rank, why)
 
-    def note_damage(self, rank: int) -> bool:
-        """Takes notice of damaged bytes of a rank; says whether it is dropped now."""
+    def note_damage(self, rank: int) -> None:
+        """Takes notice of damaged bytes of a rank."""
         with self._lock:
             self._damages[rank] += 1
-            return self._damages[rank] >= DAMAGES and self._drop(rank)
+            if self._damages[rank] >= DAMAGES:
+                self._drop(rank, "sent damaged bytes")
 
-    def _drop(self, rank: int) -> bool:
-        is_new = rank not in self._dropped
+    def _drop(self, rank: int, why: str) -> None:
+        if rank not in self._dropped:
+            _log.warning("this process asks rank %d for no more blocks: %s", rank, why)
         self._dropped.add(rank)
         self._reached.discard(rank)
-        return is_new
