@@ -275,10 +275,9 @@ class Repeated(ViewOfOne):
 
 
 @dataclass(frozen=True, eq=False)
-class Expanded(View):
+class Expanded(ViewOfOne):
     """A view with one more axis, of one entry."""
 
-    of_view: View
     axis: int
 
     @classmethod
@@ -291,16 +290,14 @@ class Expanded(View):
         chunk = (*view.chunk[:axis], 1, *view.chunk[axis:])
         return cls(shape, view.dtype, chunk, view, axis)
 
-    def _inner(self, region: Region) -> Region:
+    def inner(self, region: Region) -> Region:
         return (*region[: self.axis], *region[self.axis + 1 :])
 
-    def reads(self, region: Region) -> Iterator[Read]:
-        start, stop = region[self.axis]
-        return self.of_view.reads(self._inner(region)) if start < stop else iter(())
+    def make(self, region: Region, arrays: Arrays) -> HostArray:
+        return np.expand_dims(super().make(region, arrays), self.axis)
 
     def put(self, region: Region, arrays: Arrays, out: HostArray) -> None:
-        if out.shape[self.axis]:
-            self.of_view.put(self._inner(region), arrays, out.squeeze(self.axis))
+        self.of_view.put(self.inner(region), arrays, out.squeeze(self.axis))
 
 
 @dataclass(frozen=True, eq=False)
