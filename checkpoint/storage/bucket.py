@@ -213,13 +213,14 @@ class BucketStorage(ObjectStorage):
         wanted = sum(buffer.nbytes for buffer in buffers)
         # The bytes are taken until they are copied.
         with self._room.taken(wanted):
-            found = self._sized_range(name, offset, offset + wanted)
+            found = self._sized_range(name, offset, offset + wanted, wanted)
             return fill(buffers, found.data), found.size
 
     def _range(self, name: str, start: int, stop: int) -> Any:
-        return self._sized_range(name, start, stop).data
+        # A small file is asked for by its limit: for that there is no room for a second try.
+        return self._sized_range(name, start, stop, min(stop - start, SPARE_BYTES)).data
 
-    def _sized_range(self, name: str, start: int, stop: int) -> _Found:
+    def _sized_range(self, name: str, start: int, stop: int, expected_bytes: int) -> _Found:
         if stop <= start:
             return _Found(b"")
         key = self._prefix + name
@@ -227,7 +228,7 @@ class BucketStorage(ObjectStorage):
             found: _Found = self._tried(
                 name,
                 lambda: self._reads.read(
-                    lambda: _asked(self._store, key, {"range": (start, stop)}), stop - start
+                    lambda: _asked(self._store, key, {"range": (start, stop)}), expected_bytes
                 ),
             )
         except OSError as error:
