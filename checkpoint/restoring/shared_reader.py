@@ -17,6 +17,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,34 +36,15 @@ HEADERS_S = 5.0  # who has them later reads alone
 PENDING_S = 0.5  # until who asks for a block hears that it is still being read
 
 
+@dataclass(eq=False)
 class _Held:
-    """A block that is read, or is being read, for so many users."""
+    """A block that is read, or is being read, for so many users; or what the store raised."""
 
-    def __init__(self, users: int) -> None:
-        self.ended = Latch()
-        self.data: memoryview | None = None
-        self.error: Exception | None = None
-        self._users = users
-        self._given_bytes = 0
-
-    def bring(self, read: Callable[[], memoryview]) -> None:
-        """Reads it; what the store raises is kept for all that wait for it."""
-        try:
-            self.data = read()
-        except Exception as error:
-            self.error = error
-
-    def result(self) -> memoryview | None:
-        """Returns what was read, once it has ended. Raises what the store raised."""
-        if self.error is not None:
-            raise self.error
-        return self.data
-
-    def given(self, nbytes: int) -> bool:
-        """Takes notice that a user has so many bytes; says whether all have all."""
-        assert self.data is not None
-        self._given_bytes += nbytes
-        return self._given_bytes >= self._users * self.data.nbytes
+    users: int
+    ended: Latch = field(default_factory=Latch)
+    data: memoryview | None = None
+    error: Exception | None = None
+    given_bytes: int = 0
 
 
 class HeldBlocks:
@@ -96,26 +78,21 @@ class HeldBlocks:
         """Returns a block, which is read if nobody has asked for it before; None where it was
         dropped. Raises what the store raises, and StillReading after PENDING_S.
         """
-        held, is_first = self._find(block, users)
-        if held is None:
-            return None
+        with self._lock:
+            if block in self._dropped:
+                return None
+            held = self._held.get(block)
+            is_first = held is None
+            if held is None:
+                held = _Held(users)
+                self._held[block] = held
         if is_first:
             do_beside(self._bring, block, held)
         if not held.ended.wait(PENDING_S):
             raise StillReading(f"block {block} is being read")
-        return held.result()
-
-    def _find(self, block: int, users: int) -> tuple[_Held | None, bool]:
-        """Returns a block, and whether the caller is to bring it; None where it was dropped."""
-        with self._lock:
-            held = self._held.get(block)
-            if held is not None:
-                return held, False
-            if block in self._dropped:
-                return None, False
-            held = _Held(users)
-            self._held[block] = held
-            return held, True
+        if held.error is not None:
+            raise held.error
+        return held.data
 
     def _bring(self, block: int, held: _Held) -> None:
         nbytes = self._size_of(block)
@@ -126,11 +103,14 @@ class HeldBlocks:
             self._memory.add(nbytes)
         try:
             if not self._is_closed:
-                held.bring(lambda: self._read(block))
+                held.data = self._read(block)
+        except Exception as error:
+            held.error = error
         finally:
             with self._lock:
-                if held.data is None or self._is_closed:
-                    self._held.pop(block, None)
+                # `close` may have dropped it just now.
+                goes = held.data is None or self._is_closed
+                if goes and self._held.pop(block, None) is not None:
                     self._give(held, nbytes)
             held.ended.set()
             if self._room.is_waited_for:
@@ -153,8 +133,10 @@ class HeldBlocks:
         """Takes notice that so many bytes of a block have reached one that needs them."""
         with self._lock:
             held = self._held.get(block)
-            if held is not None and held.data is not None and held.given(nbytes):
-                self._drop(block)
+            if held is not None and held.data is not None:
+                held.given_bytes += nbytes
+                if held.given_bytes >= held.users * held.data.nbytes:
+                    self._drop(block)
 
     def _drop(self, block: int) -> None:
         held = self._held.pop(block)
