@@ -95,7 +95,9 @@ class RestorePeers:
         demands: list[Demand] = [parsed(Demand, each) for each in told]
         for rank, each in enumerate(demands):
             if each.address and rank != self.index and rank not in self._peers:
-                self._peers[rank] = self._peer(rank, each)
+                secret = bytes.fromhex(each.secret)
+                peers = Peers({rank: each.address}, secret, timeout_s=SILENT_S, tls=self._tls)
+                self._peers[rank] = self._stack.enter_context(peers)
         return demands
 
     def finish(self) -> None:
@@ -118,11 +120,6 @@ class RestorePeers:
         server.offer_memory(self._find)
         self._stack.enter_context(server)
         return server.address
-
-    def _peer(self, rank: int, told: Demand) -> Peers:
-        secret = bytes.fromhex(told.secret)
-        peers = Peers({rank: told.address}, secret, timeout_s=SILENT_S, tls=self._tls)
-        return self._stack.enter_context(peers)
 
     def read(self, rank: int, name: str, offset: int, buffers: Sequence[memoryview]) -> int | None:
         """Reads what another process serves; None: that process is still reading it.
