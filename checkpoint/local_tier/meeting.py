@@ -68,8 +68,8 @@ class Look(Message):
 
 
 @dataclass(frozen=True)
-class Looks(Message):
-    """What all processes have seen in their folders."""
+class FolderVerdict(Message):
+    """Who lists the folder of each rank, and why the tier cannot be used ("": it can)."""
 
     listers: Sequence[int]
     why_off: str
@@ -141,13 +141,13 @@ def meet(local: Local, group: Group, name: str, tls: PeerTls | None) -> Meeting:
         )
         peers = attendance.peers
 
-        def decide(looks: list[Look]) -> Looks:
+        def decide(looks: list[Look]) -> FolderVerdict:
             errors = [peer.error for peer in peers]
             errors += [_why_unreachable(peers), *(look.error for look in looks)]
-            return Looks([look.lister for look in looks], next(filter(None, errors), ""))
+            return FolderVerdict([look.lister for look in looks], next(filter(None, errors), ""))
 
         seen = exchange(
-            group, f"{name}/look", stand.look(peers), decide, Looks, timeout_s=timeout_s
+            group, f"{name}/look", stand.look(peers), decide, FolderVerdict, timeout_s=timeout_s
         )
     except BaseException:
         # A server that nobody closes would serve parts of a job that gave its tier up.

@@ -46,6 +46,18 @@ class _Held:
     error: Exception | None = None
     given_bytes: int = 0
 
+    def bring(self, read: Callable[[], memoryview]) -> None:
+        """Reads it; what the store raises is kept for all that wait for it."""
+        try:
+            self.data = read()
+        except Exception as error:
+            self.error = error
+
+    def is_given(self, nbytes: int) -> bool:
+        """Takes notice that a user has so many bytes; says whether all have all."""
+        self.given_bytes += nbytes
+        return self.data is not None and self.given_bytes >= self.users * self.data.nbytes
+
 
 class HeldBlocks:
     """The blocks that this process reads for itself and others: each once. Thread-safe.
@@ -103,9 +115,7 @@ class HeldBlocks:
             self._memory.add(nbytes)
         try:
             if not self._is_closed:
-                held.data = self._read(block)
-        except Exception as error:
-            held.error = error
+                held.bring(lambda: self._read(block))
         finally:
             with self._lock:
                 # `close` may have dropped it just now.
@@ -133,10 +143,8 @@ class HeldBlocks:
         """Takes notice that so many bytes of a block have reached one that needs them."""
         with self._lock:
             held = self._held.get(block)
-            if held is not None and held.data is not None:
-                held.given_bytes += nbytes
-                if held.given_bytes >= held.users * held.data.nbytes:
-                    self._drop(block)
+            if held is not None and held.is_given(nbytes):
+                self._drop(block)
 
     def _drop(self, block: int) -> None:
         held = self._held.pop(block)
@@ -151,6 +159,20 @@ class _Asking(threading.local):
         # A header is no one's block: only `_read` asks peers.
         self.is_allowed = False
         self.givers: set[int] = set()
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Lets the thread ask peers."""
+        self.is_allowed = True
+        self.givers = set()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Has the thread ask peers no more."""
+        self.is_allowed = False
 
 
 class SharedReader(ItemReader):
@@ -275,12 +297,8 @@ class SharedReader(ItemReader):
     # --- for this process
 
     def _read(self, plan: RangePlan) -> None:
-        self._asking.is_allowed = True
-        self._asking.givers = set()
-        try:
+        with self._asking.allowed():
             super()._read(plan)
-        finally:
-            self._asking.is_allowed = False
 
     def _distrust(self, file: FileReport) -> bool:
         """Has this thread read from the store what a peer has sent damaged."""
@@ -289,7 +307,7 @@ class SharedReader(ItemReader):
         self._peers.note(peer_damaged=1)
         for rank in self._asking.givers:
             self._peers.trust.note_damage(rank)
-        self._asking.is_allowed = False
+        self._asking.end()
         return True
 
     def _try_read(

@@ -172,6 +172,14 @@ class BucketStorage(ObjectStorage):
             raise upload.failures[0]
 
     def _send(self, upload: _Upload, ended: Latch) -> None:
+        try:
+            self._put_parts(upload)
+        except BaseException as error:
+            upload.failures.append(error)
+        finally:
+            ended.set()
+
+    def _put_parts(self, upload: _Upload) -> None:
         import obstore
 
         try:
@@ -183,13 +191,10 @@ class BucketStorage(ObjectStorage):
                 chunk_size=PART_BYTES,
                 max_concurrency=upload.at_once,
             )
-        except BaseException as error:
-            failure = fault_of(error, f"{self.root}/{upload.name}").error
-            failure.__cause__ = error
-            upload.failures.append(failure)
+        except Exception as error:
+            raise fault_of(error, f"{self.root}/{upload.name}").error from error
         finally:
             upload.lent.wait()
-            ended.set()
 
     @property
     def can_copy(self) -> bool:
