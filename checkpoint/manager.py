@@ -40,7 +40,8 @@ from .policy import (
     check_save_policy,
 )
 from .restoring.per_process import PerProcessSelection
-from .restoring.restore import Reading, RestoreOptions
+from .restoring.restore import RestoreOptions
+from .restoring.sharing import Reading
 from .saving.async_saver import (
     SaveHandle,
     is_interpreter_ending,

@@ -33,12 +33,13 @@ from .layouts.detect import (
     restore_items,
 )
 from .layouts.inspection import Structure, structure_of
-from .local_tier.restore_peers import is_worth_sharing
 from .memory.budget import ALONE, MemoryBudget
 from .options import Options, absolute
 from .restoring.match import spans_processes
 from .restoring.per_process import PerProcessSelection
-from .restoring.restore import Reading, RestoreOptions, VerifyReport
+from .restoring.restore import RestoreOptions, VerifyReport
+from .restoring.restore_peers import is_worth_sharing
+from .restoring.sharing import Reading
 from .restoring.surgery_rules import Rules
 from .saving.async_saver import SaveHandle, is_interpreter_ending, refuse_after_end
 from .saving.cast import SaveDtype

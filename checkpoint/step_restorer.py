@@ -29,8 +29,8 @@ from .layouts.base import CheckpointReader
 from .layouts.detect import restore_items, why_not_read
 from .layouts.holdfast import HoldfastCheckpoint
 from .local_tier.parts import LocalKey
-from .local_tier.restore_peers import GroupPeers, is_worth_sharing
 from .restoring.restore import RestoreOptions
+from .restoring.restore_peers import RestorePeers, is_worth_sharing
 from .step_catalog import StepCatalog
 from .steps.holds import take_hold
 from .steps.refusals import why_no_steps
@@ -304,7 +304,7 @@ def restore_together(
     # The part servers stay until all have agreed.
     with contextlib.ExitStack() as until_agreed:
         if shares:
-            peers = GroupPeers(agreement.group, agreement, options)
+            peers = RestorePeers(agreement.group, agreement, options.read, options.memory)
             until_agreed.enter_context(peers)
             options = replace(options, peers=peers)
             counts = peers.counts

@@ -217,7 +217,7 @@ TESTED_ELSEWHERE = {
     "checkpoint/local_tier/local_save.py": "tests/checkpoint/local_tier/test_tier.py",
     "checkpoint/local_tier/step_reading.py": "tests/checkpoint/local_tier/test_local_steps.py",
     "multihost/peers/peer_connection.py": "tests/checkpoint/local_tier/test_peer_storage.py",
-    "checkpoint/restoring/shared_reader.py": "tests/checkpoint/local_tier/test_restore_peers.py",
+    "checkpoint/restoring/shared_reader.py": "tests/checkpoint/restoring/test_restore_peers.py",
     "checkpoint/tools/conversion.py": "tests/checkpoint/tools/test_convert.py",
     "checkpoint/storage/base.py": (
         "tests/checkpoint/storage/test_storage.py"

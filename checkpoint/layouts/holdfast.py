@@ -13,8 +13,8 @@ from ..format.step_folders import step_of
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import ItemReader
 from ..restoring.restore import VerifyReport, owner_of
+from ..restoring.restore_peers import RestorePeers
 from ..restoring.shared_reader import SharedReader, shared_reader
-from ..restoring.sharing import RestorePeers
 from ..storage.base import Entry, Readable
 from ..storage.path import StorePath, join
 from ..storage.tombstone import RECORD_NAME

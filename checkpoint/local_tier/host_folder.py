@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import CheckpointError
-from ..memory.write_behind import WriteBehind
 from ..storage import base
 from ..storage.local import (
     LocalStorage,
@@ -30,7 +29,7 @@ from ..storage.local import (
     in_folder,
     make_folders,
     sync_folder,
-    write_all,
+    write_parts,
 )
 from .parts import LocalKey, Part, parse_folder
 
@@ -60,32 +59,15 @@ class HostStorage(LocalStorage):
 
     def write(self, name: str, size: int, parts: Iterable[base.Part]) -> None:
         """Writes a file of exactly `size` bytes; its name is not durable yet."""
-        file = self.open_to_write(name, size)
+        path = self._to_change(name)
+        file = in_folder(path, lambda: self._opened(path, size), self.folder_mode, syncs=self.syncs)
         try:
-            behind = WriteBehind(file, starts=False)
-            for offset, buffers in parts:
-                behind.wrote(offset, write_all(file, buffers, offset))
-            self.finish(file, size)
+            write_parts(file, path, parts, starts=False)
+            os.ftruncate(file, size)
+            if self.syncs:
+                os.fsync(file)
         finally:
             os.close(file)
-
-    def finish(self, file: int, size: int) -> None:
-        """Ends a file, of exactly `size` bytes, that was written."""
-        os.ftruncate(file, size)
-        if self.syncs:
-            os.fsync(file)
-
-    def open_to_write(self, name: str, size: int) -> int:
-        """Returns the descriptor of a new file, which may be a spare one under a new name, with
-        bytes in it.
-        """
-        path = self._to_change(name)
-
-        def open_it() -> int:
-            spare = self._take(path, size)
-            return create_own_file(path) if spare is None else spare
-
-        return in_folder(path, open_it, self.folder_mode, syncs=self.syncs)
 
     @contextlib.contextmanager
     def synced_once(self, folder: str) -> Iterator[None]:
@@ -116,14 +98,14 @@ class HostStorage(LocalStorage):
                 each.path.unlink()
                 _remove_empty(each.path.parents[:3])
 
-    def _take(self, path: Path, size: int) -> int | None:
-        """Renames the spare file of the nearest size and opens it; None where there is none, or it
-        is nobody's to write over.
+    def _opened(self, path: Path, size: int) -> int:
+        """Returns the descriptor of a new file. It may be the spare one of the nearest size under a
+        new name, with bytes in it, unless that is nobody's to write over.
         """
         with self._spare_lock:
-            if not self._spare:
-                return None
-            spare = min(self._spare, key=lambda spare: abs(spare.size - size))
+            spare = min(self._spare, key=lambda spare: abs(spare.size - size), default=None)
+            if spare is None:
+                return create_own_file(path)
             self._spare.remove(spare)
         file = -1
         try:
@@ -137,7 +119,7 @@ class HostStorage(LocalStorage):
             _log.debug("%s is not written over: %s", spare.path, error)
         if file >= 0:
             os.close(file)
-        return None
+        return create_own_file(path)
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:

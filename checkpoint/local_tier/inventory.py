@@ -74,18 +74,13 @@ def survey(
     judged: list[SurveyVerdict] = []
 
     def decide(inventories: list[Inventory]) -> SurveyVerdict:
-        judged.append(_judge(inventories, branches))
+        why_off = next(filter(None, (inventory.error for inventory in inventories)), "")
+        steps = [] if why_off else living_steps(inventories, branches)[:MOST_FOUND]
+        judged.append(SurveyVerdict(steps, why_off))
         return judged[0].told()
 
     told = exchange(group, name, own, decide, SurveyVerdict, timeout_s=timeout_s)
     return judged[0] if judged else told
-
-
-def _judge(inventories: Sequence[Inventory], branches: Collection[Branch]) -> SurveyVerdict:
-    why_off = next(filter(None, (inventory.error for inventory in inventories)), "")
-    if why_off:
-        return SurveyVerdict(why_off=why_off)
-    return SurveyVerdict(living_steps(inventories, branches)[:MOST_FOUND])
 
 
 def find_whole(inventories: Sequence[Inventory]) -> list[FoundStep]:

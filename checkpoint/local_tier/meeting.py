@@ -24,14 +24,14 @@ from ..errors import CheckpointError, error_text
 from ..options import Local
 from ..storage.local import make_folders, sync_folder
 from .host_folder import create_own_file
-from .placement import Member, copied_by, place_copies
+from .placement import Member, place_copies
 
 MARK_AGE_S = 86_400
 
 
 @dataclass(frozen=True)
 class Peer(Message):
-    """What all processes know of one. `folder` tells its folder from others, `mark` is in it.
+    """What all processes know of one. `mark` is in its folder.
 
     `host` is what fails together, `machine` a boot id, `address` that of its part server.
     """
@@ -39,7 +39,6 @@ class Peer(Message):
     host: str
     machine: str
     slice_id: int
-    folder: str
     mark: str = ""
     address: str = ""
     has_tls: bool = False
@@ -55,34 +54,48 @@ class Peer(Message):
 class Attendance(Message):
     """All processes, in rank order."""
 
-    peers: tuple[Peer, ...]
+    peers: Sequence[Peer]
 
 
 @dataclass(frozen=True)
 class Look(Message):
-    """Why a folder cannot be used, as the process sees that has looked into it; "" where it can."""
+    """What a process has seen in its folder: which rank lists it, and why it cannot be used ("": it
+    can).
+    """
 
-    error: str
+    lister: int
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class FolderVerdict(Message):
+    """Who lists the folder of each rank, and why the tier cannot be used ("": it can)."""
+
+    listers: Sequence[int]
+    why_off: str
 
 
 @dataclass(frozen=True)
 class Meeting:
     """What a process knows of all, and its part server.
 
-    `copies[rank]` are the ranks that keep a copy of a rank's part; `copies_from` those whose parts
-    this process copies. `listers[rank]` is the rank that lists and cleans that rank's folder.
-    `why_off` is why the tier cannot be used, alike on all.
+    `copies[rank]` are the ranks that keep a copy of a rank's part. `listers[rank]` is the rank that
+    lists and cleans that rank's folder. `why_off` is why the tier cannot be used, alike on all.
     """
 
     index: int
-    peers: tuple[Peer, ...]
+    peers: Sequence[Peer]
     secret: bytes
     tls: PeerTls | None
     copies: Sequence[Sequence[int]]
-    copies_from: Sequence[int]
     listers: Sequence[int]
     why_off: str
     server: PartServer | None
+
+    @property
+    def copies_from(self) -> list[int]:
+        """The ranks whose parts this process copies."""
+        return [owner for owner, others in enumerate(self.copies) if self.index in others]
 
     @property
     def hosts(self) -> list[str]:
@@ -123,19 +136,18 @@ def meet(local: Local, group: Group, name: str, tls: PeerTls | None) -> Meeting:
     stand = _Stand(local, group, tls)
     try:
         own = stand.introduce(secret)
-
-        def attend(peers: list[Peer]) -> Attendance:
-            return Attendance(tuple(peers))
-
-        attendance = exchange(group, f"{name}/peers", own, attend, Attendance, timeout_s=timeout_s)
+        attendance = exchange(
+            group, f"{name}/peers", own, Attendance, Attendance, timeout_s=timeout_s
+        )
         peers = attendance.peers
 
-        def first_error(looks: list[Look]) -> Look:
-            errors = [*(peer.error for peer in peers), _why_unreachable(peers)]
-            return Look(next(filter(None, [*errors, *(look.error for look in looks)]), ""))
+        def decide(looks: list[Look]) -> FolderVerdict:
+            errors = [peer.error for peer in peers]
+            errors += [_why_unreachable(peers), *(look.error for look in looks)]
+            return FolderVerdict([look.lister for look in looks], next(filter(None, errors), ""))
 
-        look = exchange(
-            group, f"{name}/look", stand.look(peers), first_error, Look, timeout_s=timeout_s
+        seen = exchange(
+            group, f"{name}/look", stand.look(peers), decide, FolderVerdict, timeout_s=timeout_s
         )
     except BaseException:
         # A server that nobody closes would serve parts of a job that gave its tier up.
@@ -145,25 +157,17 @@ def meet(local: Local, group: Group, name: str, tls: PeerTls | None) -> Meeting:
         # All have looked by now.
         with contextlib.suppress(OSError):
             stand.mark.unlink()
-    members = [Member(rank, peer.host, peer.slice_id) for rank, peer in enumerate(peers)]
-    copies = place_copies(members, local.replicas)
+    members = [Member(peer.host, peer.slice_id) for peer in peers]
     return Meeting(
         index=group.index,
         peers=peers,
         secret=secret,
         tls=tls,
-        copies=copies,
-        copies_from=copied_by(copies, group.index),
-        listers=_listers_of(peers),
-        why_off=look.error,
+        copies=place_copies(members, local.replicas),
+        listers=seen.listers,
+        why_off=seen.why_off,
         server=stand.server,
     )
-
-
-def _listers_of(peers: Sequence[Peer]) -> list[int]:
-    # Processes that share a folder would otherwise each list and clean the parts of all.
-    firsts: dict[str, int] = {}
-    return [firsts.setdefault(peer.folder, rank) for rank, peer in enumerate(peers)]
 
 
 class _Stand:
@@ -185,10 +189,9 @@ class _Stand:
         machine = boot_id()
         host = self._local.failure_domain or machine
         slice_id = 0 if spec is None else spec.slice_id
-        peer = Peer(host, machine, slice_id, f"{machine} {self._group.index}", self.mark.name)
+        peer = Peer(host, machine, slice_id, self.mark.name)
         try:
-            # Device and inode numbers tell the folders of one machine apart, no others.
-            peer = replace(peer, folder=f"{machine} {self._make_folder()}")
+            self._make_folder()
             if self._group.count > 1:
                 self.server = self._make_server(secret)
                 has_tls = self._tls is not None
@@ -198,8 +201,8 @@ class _Stand:
             return replace(peer, error=f"process {self._group.index}: {error_text(error)}")
         return peer
 
-    def _make_folder(self) -> str:
-        """Makes this host's folder and a mark in it; returns which folder it is."""
+    def _make_folder(self) -> None:
+        """Makes this host's folder, and a mark in it."""
         if self._path.is_symlink():
             raise CheckpointError(
                 f"{self._path} is a link; expected a folder of this host, or none"
@@ -209,20 +212,20 @@ class _Stand:
             self._path.mkdir(mode=0o700, exist_ok=True)
             if self._local.sync:
                 sync_folder(self._path.parent)
-            # Hosts that mount one file system see one folder under several device numbers. Each
-            # sees the others' marks there.
+            # Whoever sees the same folder sees the mark, whatever its device number is there.
             os.close(create_own_file(self.mark))
-            status = self._path.stat()
         except OSError as error:
             why = (
                 f"{error.strerror or error}; expected a folder that this process may write to, or"
                 " none"
             )
             raise CheckpointError(f"{self._path} cannot be written: {why}") from error
-        return f"{status.st_dev} {status.st_ino}"
 
     def look(self, peers: Sequence[Peer]) -> Look:
-        """Looks whose marks are in the folder: copies in one that two hosts share are none."""
+        """Looks whose marks are in the folder. Of one machine's processes the first lists it for
+        all; copies in a folder that two hosts share are none.
+        """
+        index = self._group.index
         try:
             marks = [*self._path.glob(f"mark-{16 * '[0-9a-f]'}")]
             for mark in marks:
@@ -232,20 +235,28 @@ class _Stand:
                         mark.unlink()
             there = {mark.name for mark in marks}
         except OSError as error:
-            return Look(f"process {self._group.index}: {error_text(error)}")
-        own = peers[self._group.index].where
-        for peer in peers:
-            if peer.mark in there and peer.where != own:
-                return Look(
-                    f"{self._path} is shared by the hosts {own} and {peer.where}; expected a folder"
-                    " of one host"
-                )
-        return Look("")
+            return Look(index, f"process {index}: {error_text(error)}")
+        own = peers[index]
+        sharers = [rank for rank, peer in enumerate(peers) if peer.mark in there or rank == index]
+        lister = next(rank for rank in sharers if peers[rank].machine == own.machine)
+        other = next((peers[rank] for rank in sharers if peers[rank].where != own.where), None)
+        if other is None:
+            return Look(lister)
+        return Look(
+            lister,
+            f"{self._path} is shared by the hosts {own.where} and {other.where}; expected a folder"
+            " of one host",
+        )
 
     def _make_server(self, secret: bytes) -> PartServer:
         if self._tls is not None:
             self._tls.check()
-        address = self._local.address or own_address()
+        address = self._local.address or host_address()
+        if address is None:
+            raise CheckpointError(
+                "which address of this host its peers reach is not known, since no coordinator is:"
+                " pass Local(address=...)"
+            )
         try:
             return PartServer(address, secret, self._tls)
         except OSError as error:
@@ -277,16 +288,3 @@ def _why_unreachable(peers: Sequence[Peer]) -> str:
         f"process {inside[0]} has the address {peers[inside[0]].address}, which other hosts cannot"
         " reach: pass Local(address=...), or give its host's name another address than loopback"
     )
-
-
-def own_address() -> str:
-    """Returns the address of this host for its peers. Raises CheckpointError where that is not
-    known.
-    """
-    address = host_address()
-    if address is None:
-        raise CheckpointError(
-            "which address of this host its peers reach is not known, since no coordinator is: pass"
-            " Local(address=...)"
-        )
-    return address

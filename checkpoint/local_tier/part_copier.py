@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from holdfast.multihost.peers.peer_connection import PeerConnection, PeerFailed
 
 from ..agreement.save_protocol import PartGivenUp
 from ..errors import SaveFailed
 from ..format.item_report import FileReport
-from ..memory.write_behind import WriteBehind
 from ..options import Local
 from ..restoring.reader import ItemReader
 from ..saving.stager import OneSave
-from ..storage.base import Entry
-from ..storage.local import write_all
+from ..storage import base
 from .host_folder import HostFolder
 from .meeting import Meeting
 from .parts import LocalKey, Part
@@ -163,20 +160,19 @@ class _PartSource:
 
     def list(
         self, folder: str, *, recursive: bool = False, names_only: bool = False
-    ) -> list[Entry]:
+    ) -> list[base.Entry]:
         """Lists nothing: the part says what there is."""
         return []
 
 
 def copy_file(reader: ItemReader, report: FileReport, folder: HostFolder) -> None:
     """Copies one file of a part and checks every byte of it against its report."""
-    file = folder.storage.open_to_write(reader.name_of(report), report.size)
-    behind = WriteBehind(file, starts=False)
+    folder.storage.write(reader.name_of(report), report.size, _placed(reader.pieces(report)))
+
+
+def _placed(pieces: Iterable[memoryview]) -> Iterator[base.Part]:
+    """Yields the pieces of a file with their offsets."""
     offset = 0
-    try:
-        for piece in reader.pieces(report):
-            behind.wrote(offset, write_all(file, [piece], offset))
-            offset += piece.nbytes
-        folder.storage.finish(file, report.size)
-    finally:
-        os.close(file)
+    for piece in pieces:
+        yield offset, [piece]
+        offset += piece.nbytes

@@ -14,43 +14,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise, zip_longest
+from itertools import pairwise, zip_longest
 
 
 @dataclass(frozen=True)
 class Member:
-    """Where the process of a rank runs: its failure domain (a host's boot id), and the slice of the
-    job.
-    """
+    """Where a process runs: its failure domain (a host's boot id), and the slice of the job."""
 
-    rank: int
     host: str
     slice_id: int = 0
 
 
 def group_hosts(members: Sequence[Member], replicas: int) -> list[list[str]]:
-    """Returns the hosts of each group, in the order of its ring."""
-    firsts: dict[str, Member] = {}
-    for member in sorted(members, key=lambda member: member.rank):
-        firsts.setdefault(member.host, member)
-    hosts = sorted(firsts.values(), key=lambda member: (member.slice_id, member.rank))
-    blocks = [list(found) for _, found in groupby(hosts, key=lambda member: member.slice_id)]
-    if len(blocks) == 1:
-        ends = [len(hosts) * block // (replicas + 1) for block in range(replicas + 2)]
-        blocks = [hosts[first:end] for first, end in pairwise(ends)]
-    dealt = [member.host for row in zip_longest(*blocks) for member in row if member is not None]
+    """Returns the hosts of each group, in the order of its ring; `members` are in rank order."""
     size = replicas + 1
+    rows = zip_longest(*_blocks(members, size))
+    dealt = [host for row in rows for host in row if host is not None]
     starts = range(0, max(1, len(dealt) // size) * size, size)
     return [dealt[start:end] for start, end in pairwise([*starts, len(dealt)])]
 
 
+def _blocks(members: Sequence[Member], size: int) -> list[list[str]]:
+    """Returns the hosts of each slice, or of so many stretches of the only one."""
+    slices: dict[int, dict[str, None]] = {}
+    slice_of: dict[str, int] = {}
+    for member in members:
+        # A host is of the slice of its first process.
+        slice_id = slice_of.setdefault(member.host, member.slice_id)
+        slices.setdefault(slice_id, {})[member.host] = None
+    blocks = [list(slices[slice_id]) for slice_id in sorted(slices)]
+    if len(blocks) > 1:
+        return blocks
+    (hosts,) = blocks
+    ends = [len(hosts) * block // size for block in range(size + 1)]
+    return [hosts[first:end] for first, end in pairwise(ends)]
+
+
 def place_copies(members: Sequence[Member], replicas: int) -> list[list[int]]:
     """Returns for each rank the ranks that keep a copy of its part: one on each of `replicas` other
-    hosts, if there are so many.
+    hosts, if there are so many. `members` are in rank order.
     """
     ranks: dict[str, list[int]] = {}
-    for member in sorted(members, key=lambda member: member.rank):
-        ranks.setdefault(member.host, []).append(member.rank)
+    for rank, member in enumerate(members):
+        ranks.setdefault(member.host, []).append(rank)
     copies: list[list[int]] = [[] for _ in members]
     for ring in group_hosts(members, replicas):
         for at, host in enumerate(ring):
@@ -60,8 +66,3 @@ def place_copies(members: Sequence[Member], replicas: int) -> list[list[int]]:
             for place, rank in enumerate(ranks[host]):
                 copies[rank] = [ranks[other][place % len(ranks[other])] for other in others]
     return copies
-
-
-def copied_by(copies: Sequence[Sequence[int]], rank: int) -> list[int]:
-    """Returns the ranks of which a rank keeps copies."""
-    return [owner for owner, others in enumerate(copies) if rank in others]

@@ -99,11 +99,11 @@ def _storage_of(place: HostPlace, step: FoundStep, record: bytes) -> PeerStorage
     meeting = place.meeting
     addresses = {rank: peer.address for rank, peer in enumerate(meeting.peers)}
     peers = Peers(addresses, meeting.secret, place.local.timeout_s, meeting.tls)
-    # Each begins with another holder: all would ask the same one first.
-    turns = [meeting.index % len(ranks) for ranks in step.holders]
-    holders = [
-        [*ranks[turn:], *ranks[:turn]] for turn, ranks in zip(turns, step.holders, strict=True)
-    ]
+    holders = []
+    for ranks in step.holders:
+        # Each begins with another holder: all would ask the same one first.
+        turn = meeting.index % len(ranks)
+        holders.append([*ranks[turn:], *ranks[:turn]])
     return PeerStorage(
         place.folders.current().storage,
         step.key.folder,

@@ -17,7 +17,7 @@ from ..arrays.dtypes import Dtype, HostArray
 from ..arrays.ranges import converted
 from ..format.grid import Shape
 from ..format.record import LeafRecord
-from .devices import Region, overlap, slices_in
+from .devices import Region, overlap, shape_of, slices_in
 
 STRIPE_BYTES = 8 << 20  # of a leaf that is transposed, at a time
 Read: TypeAlias = tuple[LeafRecord, Region]
@@ -42,7 +42,7 @@ class View:
 
     def make(self, region: Region, arrays: Arrays) -> HostArray:
         """Returns a region, of the arrays of its reads; it may share their memory."""
-        out = np.empty([stop - start for start, stop in region], self.dtype)
+        out = np.empty(shape_of(region), self.dtype)
         self.put(region, arrays, out)
         return out
 
@@ -147,7 +147,7 @@ class Transposed(View):
             yield inner, region
             return
         start, stop = inner[0]
-        row = math.prod(stop - start for start, stop in inner[1:]) * self.dtype.itemsize
+        row = math.prod(shape_of(inner[1:])) * self.dtype.itemsize
         chunk = max(self.of_view.chunk[0], 1)
         rows = max(STRIPE_BYTES // max(row, 1) // chunk, 1) * chunk
         axis = self.axes.index(0)
@@ -220,7 +220,7 @@ class Reshaped(ViewOfOne):
     def make(self, region: Region, arrays: Arrays) -> HostArray:
         (start, stop), _ = self._rows(region)
         flat = np.ascontiguousarray(super().make(region, arrays)).reshape(-1)[start:stop]
-        sizes = tuple(stop - start for start, stop in region)
+        sizes = shape_of(region)
         if 0 in sizes:
             return np.empty(sizes, self.dtype)
         strides = [self.dtype.itemsize] * len(sizes)
@@ -275,10 +275,9 @@ class Repeated(ViewOfOne):
 
 
 @dataclass(frozen=True, eq=False)
-class Expanded(View):
+class Expanded(ViewOfOne):
     """A view with one more axis, of one entry."""
 
-    of_view: View
     axis: int
 
     @classmethod
@@ -291,16 +290,14 @@ class Expanded(View):
         chunk = (*view.chunk[:axis], 1, *view.chunk[axis:])
         return cls(shape, view.dtype, chunk, view, axis)
 
-    def _inner(self, region: Region) -> Region:
+    def inner(self, region: Region) -> Region:
         return (*region[: self.axis], *region[self.axis + 1 :])
 
-    def reads(self, region: Region) -> Iterator[Read]:
-        start, stop = region[self.axis]
-        return self.of_view.reads(self._inner(region)) if start < stop else iter(())
+    def make(self, region: Region, arrays: Arrays) -> HostArray:
+        return np.expand_dims(super().make(region, arrays), self.axis)
 
     def put(self, region: Region, arrays: Arrays, out: HostArray) -> None:
-        if out.shape[self.axis]:
-            self.of_view.put(self._inner(region), arrays, out.squeeze(self.axis))
+        self.of_view.put(self.inner(region), arrays, out.squeeze(self.axis))
 
 
 @dataclass(frozen=True, eq=False)

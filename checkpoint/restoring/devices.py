@@ -26,6 +26,11 @@ def region_of(index: Sequence[slice], shape: Sequence[int]) -> Region:
     )
 
 
+def shape_of(region: Region) -> Shape:
+    """Returns how much of each axis a region has."""
+    return tuple(stop - start for start, stop in region)
+
+
 def overlap(one: Region, other: Region) -> Region:
     """Returns what two regions of one array have in common; an axis may have nothing."""
     pairs = zip(one, other, strict=True)
@@ -52,9 +57,7 @@ class DevicePlacement:
         self._devices = list(indices)
         self._device_regions = [region_of(index or (), shape) for index in indices.values()]
         self.regions = list(dict.fromkeys(self._device_regions))
-        self.num_elements = sum(
-            math.prod(stop - start for start, stop in region) for region in self.regions
-        )
+        self.num_elements = sum(math.prod(shape_of(region)) for region in self.regions)
         self._make = _batched_put(sharding, shape, dtype, self._devices)
 
     def put(self, arrays: dict[Region, HostArray]) -> jax.Array:

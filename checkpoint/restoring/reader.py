@@ -36,7 +36,7 @@ from ..storage.base import HasCopies, KeepsFilesOpen, Readable, TellsSizes
 from ..storage.path import join
 from ..storage.sure_read import read_surely
 from ..storage.threads import run_side_by_side
-from .devices import Region, overlap, slices_in
+from .devices import Region, overlap, shape_of, slices_in
 
 _log = logging.getLogger(__name__)
 RANGE_BYTES = 16 << 20  # one read of small chunks, with what lies between them
@@ -61,7 +61,7 @@ class ReadRequest:
 
     @property
     def shape(self) -> Shape:
-        return tuple(stop - start for start, stop in self.region)
+        return shape_of(self.region)
 
     @property
     def nbytes(self) -> int:
@@ -115,8 +115,7 @@ class ChunkRead:
 
     @property
     def nbytes(self) -> int:
-        count = math.prod(stop - start for start, stop in self.region)
-        return count * self.leaf.numpy_dtype.itemsize
+        return math.prod(shape_of(self.region)) * self.leaf.numpy_dtype.itemsize
 
     @property
     def is_whole(self) -> bool:
@@ -239,7 +238,7 @@ class ItemReader:
         On a disk its file is opened once.
         """
         for file in sorted(chunks):
-            for group in _groups(chunks[file]):
+            for group in _groups(sorted(chunks[file], key=_position)):
                 start, stop = _checked_range(group)
                 is_divided = group[0].entry.checksum.prefixes and not self.on_disk
                 step_bytes = self.step_bytes if is_divided else max(1, stop - start)
@@ -331,31 +330,30 @@ class ItemReader:
             ) from error
 
     def _chunks_of(self, reads: Iterable[ReadRequest]) -> dict[int, list[ChunkRead]]:
-        """Returns what must be read, by file, in the order of the file.
+        """Returns what must be read, by file.
 
         Headers come first: from then on the work is bounded by the chunks that are there, whatever
         the record claims.
         """
-        wanted = [(read, self._chunk_indices(read)) for read in reads if read.nbytes]
-        touched: set[int] = set()
-        for read, indices in wanted:
-            assert read.leaf.files is not None
-            touched.update(read.leaf.files[indices].tolist())
-        self.load_headers(touched)
+        wanted = []
+        for read in reads:
+            if read.nbytes:
+                assert read.leaf.files is not None
+                indices = self._chunk_indices(read)
+                wanted.append((read, indices.tolist(), read.leaf.files[indices].tolist()))
+        self.load_headers({file for _, _, files in wanted for file in files})
         needed: dict[tuple[str, int], ChunkRead] = {}
         by_file: dict[int, list[ChunkRead]] = {}
-        for read, indices in wanted:
-            assert read.leaf.files is not None
-            for index in indices.tolist():
+        for read, indices, files in wanted:
+            for index, file in zip(indices, files, strict=True):
                 chunk = needed.get((read.leaf.path, index))
                 if chunk is None:
-                    file = int(read.leaf.files[index])
                     chunk = self.chunk_read(read.leaf, index, file)
                     needed[read.leaf.path, index] = chunk
                     by_file.setdefault(file, []).append(chunk)
                 chunk.reads.append(read)
         return {
-            file: sorted((part for chunk in chunks for part in _parts(chunk)), key=_position)
+            file: [part for chunk in chunks for part in _parts(chunk)]
             for file, chunks in by_file.items()
         }
 
@@ -403,7 +401,7 @@ class ItemReader:
             return known
         assert leaf.grid is not None
         region = leaf.grid.region(index)
-        sizes = tuple(stop - start for start, stop in region)
+        sizes = shape_of(region)
         nbytes = math.prod(sizes) * leaf.numpy_dtype.itemsize
         expected = (*stored_as(leaf.numpy_dtype, sizes), nbytes)
         shape = _ChunkShape(region, chunk_name("", region, leaf.shape), expected)
@@ -418,8 +416,6 @@ class ItemReader:
         chunks: dict[int, list[ChunkRead]] = {}
         for file, chunk in self._all_chunks():
             chunks.setdefault(file, []).append(chunk)
-        for chunks_of_file in chunks.values():
-            chunks_of_file.sort(key=_position)
         scratch = _Scratch(self.step_bytes)
         plans = list(self._plans(chunks, lambda group, ranges: scratch))
         run_side_by_side(self._read, plans, self._storage.max_concurrency)
@@ -726,7 +722,7 @@ def _rows_of(
     if axis is None:
         yield region, list(reads)
         return
-    row_bytes = math.prod(stop - start for start, stop in region[axis + 1 :]) * itemsize
+    row_bytes = math.prod(shape_of(region[axis + 1 :])) * itemsize
     first, last = region[axis]
     stretches: list[tuple[int, int, list[ReadRequest]]] = []
     for read in sorted(reads, key=lambda read: read.region[axis]):
@@ -821,8 +817,7 @@ def _offset_in(region: Region, whole: Region) -> int | None:
 
 def _deliver(chunk: ChunkRead, data: HostArray, *, skip_straight: bool = False) -> None:
     """Copies what each request needs of a chunk."""
-    sizes = [stop - start for start, stop in chunk.region]
-    array = data.view(chunk.leaf.numpy_dtype).reshape(sizes)
+    array = data.view(chunk.leaf.numpy_dtype).reshape(shape_of(chunk.region))
     for read in chunk.reads:
         if skip_straight and _offset_in(chunk.region, read.region) is not None:
             skip_straight = False

@@ -8,8 +8,8 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,11 +44,10 @@ from .match import (
 )
 from .per_process import PerProcessSelection, leaves_of_process, read_process
 from .reader import ArrayReader, ReadRequest, foresee
-from .sharing import RestorePeers
+from .restore_peers import RestorePeers
+from .sharing import Reading
 from .surgery_rules import Rules
-from .waves import Placed, divide_into_waves, need_of, wave_limit_bytes
-
-Reading: TypeAlias = Literal["each", "once", "auto"]
+from .waves import Placed, WaveRoom, divide_into_waves
 
 
 def check_alone(need: MemoryNeed) -> None:
@@ -212,7 +211,7 @@ def _restore_as_saved(
         request_as_saved(leaf, on_devices=on_devices)
         for leaf in itertools.compress(item.leaves, chosen)
     ]
-    values = iter(_read_all(reader, item, requests, options))
+    values = iter(_read(reader, item, requests, options))
     leaves = [next(values) if is_read else None for is_read in chosen]
     makers = leaf_makers()
     return rebuild(item.tree, leaves, options.types, plain=options.plain, makers=makers)
@@ -237,24 +236,14 @@ def _restore_like(reader: ArrayReader, item: ItemRecord, like: Any, options: Res
         list(itertools.compress(flat.leaves, chosen)),
         cast=options.cast,
     )
-    values = iter(_read_all(reader, item, requests, options))
+    values = iter(_read(reader, item, requests, options))
     restored = [
         next(values) if is_read else leaf for leaf, is_read in zip(flat.leaves, chosen, strict=True)
     ]
     return decode_leaf_types(flat.treedef.unflatten(restored))
 
 
-def _read_all(
-    reader: ArrayReader, item: ItemRecord, requests: Sequence[LeafRequest], options: RestoreOptions
-) -> list[Any]:
-    with own_settings():
-        values = _read(reader, item, requests, options)
-    return [
-        as_weak(value) if request.weak else value
-        for value, request in zip(values, requests, strict=True)
-    ]
-
-
+@own_settings()
 def _read(
     reader: ArrayReader, item: ItemRecord, requests: Sequence[LeafRequest], options: RestoreOptions
 ) -> list[Any]:
@@ -264,45 +253,48 @@ def _read(
     """
     placements: dict[Any, DevicePlacement] = {}
     placed = [Placed.of(request, _placement_of(request, placements)) for request in requests]
-    memory = options.memory
-    stays = not _any_copies(requests)
-    held_for_others = 0 if options.peers is None else options.peers.hold_bytes
-    total_bytes = sum(each.wave_bytes for each in placed)
-    options.before_reading(need_of(item, placed, memory.seen_levels(total_bytes), stays=stays))
+    room = WaveRoom(
+        item,
+        options.memory,
+        sum(each.wave_bytes for each in placed),
+        stays=not _any_copies(requests),
+        held_for_others=0 if options.peers is None else options.peers.hold_bytes,
+    )
+    options.before_reading(room.need_of(placed))
     foresee(
         reader,
         (read for each in placed for read in _reads_of(each.request, each.placement)),
     )
     values: list[Any] = []
     before: list[jax.Array] = []
-    before_bytes = 0
     with USE.account() as held:
-
-        def limit_bytes() -> int:
-            free = memory.free_for(total_bytes)
-            free = replace(free, nbytes=max(0, free.nbytes - held_for_others))
-            return wave_limit_bytes(free, before_bytes, stays=stays)
-
-        for wave in divide_into_waves(placed, limit_bytes):
+        for wave in divide_into_waves(placed, lambda: room.limit_bytes(held.nbytes)):
             if values:  # others may have taken what there was, or a limit was lowered
-                check_alone(need_of(item, wave, memory.seen_levels(total_bytes), stays=stays))
-            nbytes = sum(each.wave_bytes for each in wave)
-            held.add(nbytes)
+                check_alone(room.need_of(wave))
+            before_bytes = held.nbytes
+            held.add(sum(each.wave_bytes for each in wave))
             now = _read_wave(reader, wave)
             for array in before:
                 array.block_until_ready()
-            if not stays:
+            if not room.stays:
                 held.drop(before_bytes)
-                before_bytes = nbytes
             before = [value for value in now if isinstance(value, jax.Array)]
             values += now
     return values
 
 
 def _any_copies(requests: Sequence[LeafRequest]) -> bool:
-    shardings = {request.sharding for request in requests if request.sharding is not None}
-    devices: set[Any] = {device for sharding in shardings for device in sharding.device_set}
-    return jax.default_backend() != "cpu" or any(device.platform != "cpu" for device in devices)
+    """Says whether values go to devices that have memory of their own."""
+    shardings = {request.sharding for request in requests if request.form == "jax"}
+    platforms = {
+        device.platform
+        for sharding in shardings
+        if sharding is not None
+        for device in sharding.device_set
+    }
+    if None in shardings:
+        platforms.add(jax.default_backend())
+    return bool(platforms - {"cpu"})
 
 
 def _read_wave(reader: ArrayReader, placed: Sequence[Placed]) -> list[Any]:
@@ -350,12 +342,14 @@ def _assemble(placed: Sequence[Placed], reads: Sequence[list[ReadRequest]]) -> l
     arrays = jax.device_put([values[index] for index in anywhere])
     for index, array in zip(anywhere, arrays, strict=True):
         values[index] = array
-    return [
-        _wrap_key(request.leaf, value)
-        if request.form == "jax" and request.leaf.kind == "key"
-        else value
-        for value, (request, *_) in zip(values, placed, strict=True)
-    ]
+    return [_finished(request, value) for value, (request, *_) in zip(values, placed, strict=True)]
+
+
+def _finished(request: LeafRequest, value: Any) -> Any:
+    """Returns what an array of jax's comes back as: keys, or of a weak type."""
+    if request.form == "jax" and request.leaf.kind == "key":
+        return _wrap_key(request.leaf, value)
+    return as_weak(value) if request.weak else value
 
 
 def _value_of(

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,29 +29,22 @@ from ..storage.base import Readable
 from ..storage.object import fill
 from ..storage.threads import LOOK_S, ByteBudget, Latch, do_beside
 from .reader import ItemReader, RangePlan, ReadRequest, cut
-from .sharing import (
-    Blocks,
-    RestorePeers,
-    SharedBlock,
-    StillReading,
-    plan_sharing,
-    runs_of,
-)
+from .restore_peers import RestorePeers, StillReading
+from .sharing import Blocks, SharedBlock, plan_sharing, runs_of
 
-_log = logging.getLogger(__name__)
 HEADERS_S = 5.0  # who has them later reads alone
 PENDING_S = 0.5  # until who asks for a block hears that it is still being read
 
 
+@dataclass(eq=False)
 class _Held:
-    """A block that is read, or is being read, for so many users."""
+    """A block that is read, or is being read, for so many users; or what the store raised."""
 
-    def __init__(self, users: int) -> None:
-        self.ended = Latch()
-        self.data: memoryview | None = None
-        self.error: Exception | None = None
-        self._users = users
-        self._given_bytes = 0
+    users: int
+    ended: Latch = field(default_factory=Latch)
+    data: memoryview | None = None
+    error: Exception | None = None
+    given_bytes: int = 0
 
     def bring(self, read: Callable[[], memoryview]) -> None:
         """Reads it; what the store raises is kept for all that wait for it."""
@@ -60,17 +53,10 @@ class _Held:
         except Exception as error:
             self.error = error
 
-    def result(self) -> memoryview | None:
-        """Returns what was read, once it has ended. Raises what the store raised."""
-        if self.error is not None:
-            raise self.error
-        return self.data
-
-    def given(self, nbytes: int) -> bool:
+    def is_given(self, nbytes: int) -> bool:
         """Takes notice that a user has so many bytes; says whether all have all."""
-        assert self.data is not None
-        self._given_bytes += nbytes
-        return self._given_bytes >= self._users * self.data.nbytes
+        self.given_bytes += nbytes
+        return self.data is not None and self.given_bytes >= self.users * self.data.nbytes
 
 
 class HeldBlocks:
@@ -104,26 +90,21 @@ class HeldBlocks:
         """Returns a block, which is read if nobody has asked for it before; None where it was
         dropped. Raises what the store raises, and StillReading after PENDING_S.
         """
-        held, is_first = self._find(block, users)
-        if held is None:
-            return None
+        with self._lock:
+            if block in self._dropped:
+                return None
+            held = self._held.get(block)
+            is_first = held is None
+            if held is None:
+                held = _Held(users)
+                self._held[block] = held
         if is_first:
             do_beside(self._bring, block, held)
         if not held.ended.wait(PENDING_S):
             raise StillReading(f"block {block} is being read")
-        return held.result()
-
-    def _find(self, block: int, users: int) -> tuple[_Held | None, bool]:
-        """Returns a block, and whether the caller is to bring it; None where it was dropped."""
-        with self._lock:
-            held = self._held.get(block)
-            if held is not None:
-                return held, False
-            if block in self._dropped:
-                return None, False
-            held = _Held(users)
-            self._held[block] = held
-            return held, True
+        if held.error is not None:
+            raise held.error
+        return held.data
 
     def _bring(self, block: int, held: _Held) -> None:
         nbytes = self._size_of(block)
@@ -137,8 +118,9 @@ class HeldBlocks:
                 held.bring(lambda: self._read(block))
         finally:
             with self._lock:
-                if held.data is None or self._is_closed:
-                    self._held.pop(block, None)
+                # `close` may have dropped it just now.
+                goes = held.data is None or self._is_closed
+                if goes and self._held.pop(block, None) is not None:
                     self._give(held, nbytes)
             held.ended.set()
             if self._room.is_waited_for:
@@ -161,7 +143,7 @@ class HeldBlocks:
         """Takes notice that so many bytes of a block have reached one that needs them."""
         with self._lock:
             held = self._held.get(block)
-            if held is not None and held.data is not None and held.given(nbytes):
+            if held is not None and held.is_given(nbytes):
                 self._drop(block)
 
     def _drop(self, block: int) -> None:
@@ -212,7 +194,6 @@ class SharedReader(ItemReader):
         self._plan: dict[int, SharedBlock] = {}
         self._held = HeldBlocks(self._read_block, self._blocks.size, peers.hold_bytes)
         self._asking = _Asking()
-        self._counts = collections.Counter[str]()
         peers.serve(self._name, self)
 
     # --- the plan
@@ -277,17 +258,6 @@ class SharedReader(ItemReader):
         self._peers.finish()
         self._peers.serve(self._name, None)
         self.close()
-        self._peers.note(self.counts)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Bytes from the store and from peers, and what went wrong with these."""
-        with self._lock:
-            return dict(self._counts)
-
-    def _count(self, **amounts: int) -> None:
-        with self._lock:
-            self._counts.update(amounts)
 
     # --- for others
 
@@ -321,7 +291,7 @@ class SharedReader(ItemReader):
 
     def _from_store(self, file: FileReport, offset: int, buffers: Sequence[memoryview]) -> int:
         got, _ = super()._try_read(file, offset, buffers)
-        self._count(store_bytes=got)
+        self._peers.note(store_bytes=got)
         return got
 
     # --- for this process
@@ -334,15 +304,11 @@ class SharedReader(ItemReader):
         """Has this thread read from the store what a peer has sent damaged."""
         if not (self._asking.is_allowed and self._asking.givers):
             return False
-        self._note_damaged()
+        self._peers.note(peer_damaged=1)
+        for rank in self._asking.givers:
+            self._peers.trust.note_damage(rank)
         self._asking.end()
         return True
-
-    def _note_damaged(self) -> None:
-        """Takes notice that those who gave this thread bytes gave it damaged ones."""
-        self._count(peer_damaged=1)
-        for rank in self._asking.givers:
-            self._note_dropped(rank, self._peers.trust.note_damage(rank), "sent damaged bytes")
 
     def _try_read(
         self, file: FileReport, offset: int, buffers: Sequence[memoryview]
@@ -392,7 +358,7 @@ class SharedReader(ItemReader):
                 got = fill(pieces, data[offset:])
                 self._held.given(block, got)
                 return got
-        self._count(own_left=1)
+        self._peers.note(own_left=1)
         return None
 
     def _from_peer(
@@ -407,7 +373,7 @@ class SharedReader(ItemReader):
             try:
                 got = self._peers.read(rank, f"{self._name}/{block}", offset, pieces)
             except FileNotFoundError:
-                self._count(peer_dropped=1)
+                self._peers.note(peer_dropped=1)
                 return None
             except OSError as error:
                 self._failed(rank, str(error))
@@ -415,7 +381,7 @@ class SharedReader(ItemReader):
             if got == wanted:
                 trust.note_bytes(rank)
                 self._asking.givers.add(rank)
-                self._count(peer_bytes=wanted)
+                self._peers.note(peer_bytes=wanted)
                 return got
             if got is not None:
                 self._failed(rank, f"it sent {got} bytes of {wanted}")
@@ -433,12 +399,8 @@ class SharedReader(ItemReader):
             number += 1
 
     def _failed(self, rank: int, why: str) -> None:
-        self._count(peer_failed=1)
-        self._note_dropped(rank, self._peers.trust.note_failure(rank), why)
-
-    def _note_dropped(self, rank: int, is_dropped: bool, why: str) -> None:
-        if is_dropped:
-            _log.warning("this process asks rank %d for no more blocks: %s", rank, why)
+        self._peers.note(peer_failed=1)
+        self._peers.trust.note_failure(rank, why)
 
 
 def shared_reader(

@@ -18,15 +18,17 @@ from __future__ import annotations
 import bisect
 import collections
 import itertools
+import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 
 from ..format.grid import Ints
 
+_log = logging.getLogger(__name__)
 LEAST_BLOCK_BYTES = 1 << 20
 MOST_BLOCK_BYTES = 16 << 20
 BLOCKS_A_PROCESS = 8  # of each process's share, so that shares can be even
@@ -41,6 +43,7 @@ PATIENCE_S = 5.0
 PATIENT_TIMES = 4
 KNOWN_READS = 16  # of this process's own: the last ones
 
+Reading: TypeAlias = Literal["each", "once", "auto"]
 Runs: TypeAlias = tuple[tuple[int, int], ...]  # of blocks: the first, and the one behind the last
 
 
@@ -228,80 +231,22 @@ class PeerTrust:
             self._reached.add(rank)
             self._failures[rank] = 0
 
-    def note_failure(self, rank: int) -> bool:
-        """Takes notice that a rank gave no answer in time; says whether it is dropped now."""
+    def note_failure(self, rank: int, why: str) -> None:
+        """Takes notice that a rank gave no answer in time."""
         with self._lock:
             self._failures[rank] += 1
-            return self._failures[rank] >= FAILURES and self._drop(rank)
+            if self._failures[rank] >= FAILURES:
+                self._drop(rank, why)
 
-    def note_damage(self, rank: int) -> bool:
-        """Takes notice of damaged bytes of a rank; says whether it is dropped now."""
+    def note_damage(self, rank: int) -> None:
+        """Takes notice of damaged bytes of a rank."""
         with self._lock:
             self._damages[rank] += 1
-            return self._damages[rank] >= DAMAGES and self._drop(rank)
+            if self._damages[rank] >= DAMAGES:
+                self._drop(rank, "sent damaged bytes")
 
-    def _drop(self, rank: int) -> bool:
-        is_new = rank not in self._dropped
+    def _drop(self, rank: int, why: str) -> None:
+        if rank not in self._dropped:
+            _log.warning("this process asks rank %d for no more blocks: %s", rank, why)
         self._dropped.add(rank)
         self._reached.discard(rank)
-        return is_new
-
-
-class RestorePeers(Protocol):
-    """The processes of a restore, as a reader that shares its bytes asks them."""
-
-    @property
-    def count(self) -> int: ...
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def worth_bytes(self) -> int:
-        """What sharing has to spare the store at least."""
-
-    @property
-    def hold_bytes(self) -> int:
-        """How much this process may hold for the others."""
-
-    @property
-    def trust(self) -> PeerTrust:
-        """What this process has seen of the others."""
-
-    def meet(self, runs: Runs) -> list[Demand]:
-        """Tells all which blocks of an item this process needs; returns the demands of all, by
-        rank, and how each is reached. Blocks until all have called it, once an item. Raises, on
-        every process, the error of one that has failed.
-        """
-
-    def finish(self) -> None:
-        """Blocks until all processes have what they need of an item; raises as `meet`."""
-
-    def read(self, rank: int, name: str, offset: int, buffers: Sequence[memoryview]) -> int | None:
-        """Reads what another process serves; None: that process is still reading it.
-
-        Raises OSError, FileNotFoundError where the other has dropped it.
-        """
-
-    def serve(self, item: str, source: BlockSource | None) -> None:
-        """Serves the others what a source of an item has, from now on; None: no more."""
-
-    def note(self, counts: Mapping[str, int]) -> None:
-        """Takes notice of what a reader has counted at its end."""
-
-
-class StillReading(Exception):
-    """Says that a block is not there yet, and is being read."""
-
-
-class BlockSource(Protocol):
-    """What serves blocks of an item."""
-
-    def block(self, block: int, offset: int, size: int) -> memoryview | None:
-        """Returns bytes of a block, None where this process does not have it (any more).
-
-        Raises StillReading after a short while.
-        """
-
-    def close(self) -> None:
-        """Drops every block."""

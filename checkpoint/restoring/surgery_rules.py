@@ -6,7 +6,7 @@ Rules are values. `surgery` says what they make of a tree, `array_views` reads i
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -22,9 +22,10 @@ class _Checked:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            wrong = _CHECKS[name](value) if name in _CHECKS else ""
-            if wrong:
-                raise TypeError(f"{type(self).__name__}({name}={value!r}): expected {wrong}")
+            if name in _CHECKS:
+                is_right, expected = _CHECKS[name]
+                if not is_right(value):
+                    raise TypeError(f"{type(self).__name__}({name}={value!r}): expected {expected}")
 
 
 def _is_whole(value: Any) -> bool:
@@ -35,37 +36,19 @@ def _is_whole(value: Any) -> bool:
     return True
 
 
-def _is_sequence(value: Any) -> bool:
-    return isinstance(value, Sequence | np.ndarray)
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
-def _not_text(value: Any) -> str:
-    return "" if isinstance(value, str) else "text"
+def _are_whole(value: Any) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and all(map(_is_whole, value))
 
 
-def _not_whole(value: Any) -> str:
-    return "" if _is_whole(value) else "a whole number"
-
-
-def _not_wholes(value: Any) -> str:
-    return "" if _is_sequence(value) and all(map(_is_whole, value)) else "whole numbers: (2, -1)"
-
-
-def _not_axes(value: Any) -> str:
-    return "" if value is None else _not_wholes(value)
-
-
-def _not_group(value: Any) -> str:
-    is_group = isinstance(value, str) or _is_whole(value)
-    return "" if is_group else "the number or the name of a group of the pattern"
-
-
-def _not_dtype(value: Any) -> str:
+def _is_dtype(value: Any) -> bool:
     try:
-        is_dtype = value is not None and to_dtype(value) is not None
+        return value is not None and to_dtype(value) is not None
     except (TypeError, ValueError):
-        is_dtype = False
-    return "" if is_dtype else 'a dtype: "bfloat16", jnp.float32'
+        return False
 
 
 def to_dtype(given: Any) -> Dtype:
@@ -74,24 +57,30 @@ def to_dtype(given: Any) -> Dtype:
     return np.dtype(given) if named is None else named
 
 
-def _not_names(value: Any) -> str:
-    texts = list(value) if isinstance(value, Mapping | Sequence) else [None]
+def _are_names(value: Any) -> bool:
+    if not isinstance(value, Mapping | Sequence):
+        return False
     sizes = value.values() if isinstance(value, Mapping) else ()
-    is_right = all(isinstance(text, str) for text in texts) and all(map(_is_whole, sizes))
-    if is_right and len(set(texts)) == len(texts):
-        return ""
-    return 'names, each once: ["q", "k", "v"], or for Split with sizes: {"q": 8, "kv": 4}'
+    is_right = all(map(_is_text, value)) and all(map(_is_whole, sizes))
+    return is_right and len(set(value)) == len(value)
 
 
-_CHECKS = {
-    "to": _not_text,
-    "axes": _not_axes,
-    "axis": _not_whole,
-    "by": _not_group,
-    "count": _not_whole,
-    "dtype": _not_dtype,
-    "names": _not_names,
-    "shape": _not_wholes,
+_WHOLE_NUMBERS = "whole numbers: (2, -1)"
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "to": (_is_text, "text"),
+    "axes": (lambda value: value is None or _are_whole(value), _WHOLE_NUMBERS),
+    "axis": (_is_whole, "a whole number"),
+    "by": (
+        lambda value: _is_text(value) or _is_whole(value),
+        "the number or the name of a group of the pattern",
+    ),
+    "count": (_is_whole, "a whole number"),
+    "dtype": (_is_dtype, 'a dtype: "bfloat16", jnp.float32'),
+    "names": (
+        _are_names,
+        'names, each once: ["q", "k", "v"], or for Split with sizes: {"q": 8, "kv": 4}',
+    ),
+    "shape": (_are_whole, _WHOLE_NUMBERS),
 }
 
 

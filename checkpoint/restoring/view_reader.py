@@ -18,7 +18,7 @@ from ..arrays.dtypes import HostArray
 from ..arrays.ranges import OutOfRange
 from ..format.record import LeafRecord
 from .array_views import SavedArray, View
-from .devices import Region, slices_in
+from .devices import Region, shape_of, slices_in
 from .reader import Allocate, ArrayReader, ReadRequest, foresee
 
 BATCH_BYTES = 16 << 20  # that are read together
@@ -123,13 +123,8 @@ class ViewReader:
 
     def foresee(self, reads: Iterable[ReadRequest]) -> None:
         """Takes notice of what will be read: see ForeseeingReader."""
-        foresee(self._reader, (each for read in reads for each in self._needed(read)))
-
-    def _needed(self, read: ReadRequest) -> Iterator[ReadRequest]:
-        view = self._view_of(read.leaf)
-        for leaf, region in view.reads(read.region):
-            is_straight = isinstance(view, SavedArray)
-            yield ReadRequest(leaf, region if is_straight else around_chunks(leaf, region))
+        wanted = (each for read in reads for each in _wanted(self._view_of(read.leaf), read.region))
+        foresee(self._reader, (ReadRequest(leaf, around) for leaf, _, around in wanted))
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader.
@@ -149,11 +144,7 @@ class ViewReader:
         for read, inner in straight:
             assert inner.array is not None
             read.take(inner.array.reshape(read.shape))
-        wanted = (
-            Wanted(leaf, region, around_chunks(leaf, region))
-            for read, view in made
-            for leaf, region in view.reads(read.region)
-        )
+        wanted = (each for read, view in made for each in _wanted(view, read.region))
         arrays = read_in_order(self._reader, wanted, held=self._held)
         for read, view in made:
             read.lie_in(allocate(read.nbytes))
@@ -162,6 +153,13 @@ class ViewReader:
                 view.put(read.region, arrays, read.array)
             except OutOfRange as error:
                 raise error.of_leaf(read.leaf.path) from None
+
+
+def _wanted(view: View, region: Region) -> Iterator[Wanted]:
+    """Yields what is read for a region of a view."""
+    for leaf, needed in view.reads(region):
+        is_straight = isinstance(view, SavedArray)
+        yield Wanted(leaf, needed, needed if is_straight else around_chunks(leaf, needed))
 
 
 def read_by_other_paths(
@@ -192,8 +190,4 @@ def around_chunks(leaf: LeafRecord, region: Region) -> Region:
     )
     if any(start >= stop for start, stop in region):
         return region
-    return around if _count(around) >= 2 * _count(region) else region
-
-
-def _count(region: Region) -> int:
-    return math.prod(stop - start for start, stop in region)
+    return around if math.prod(shape_of(around)) >= 2 * math.prod(shape_of(region)) else region

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from ..format.record import ItemRecord
-from ..memory.budget import FreeMemory
-from ..memory.need import MemoryNeed, SeenLevel
+from ..memory.budget import FreeMemory, MemoryBudget
+from ..memory.need import MemoryNeed
 from .devices import DevicePlacement
 from .match import LeafRequest
 
@@ -46,6 +47,43 @@ class Placed(NamedTuple):
         return self.nbytes if self.request.dtype is None else self.nbytes + self.value_bytes
 
 
+@dataclass(frozen=True)
+class WaveRoom:
+    """The room that a host's memory has for the waves of one item, which take `total_bytes`.
+
+    `stays`: the values stay in it. This process may hold `held_for_others` besides.
+    """
+
+    item: ItemRecord
+    memory: MemoryBudget
+    total_bytes: int
+    stays: bool
+    held_for_others: int
+
+    def need_of(self, placed: Sequence[Placed]) -> MemoryNeed:
+        """Returns what is needed for these: room for all values if they stay, else the largest."""
+        levels = self.memory.seen_levels(self.total_bytes)
+        largest = max(placed, key=lambda each: each.wave_bytes, default=None)
+        if largest is None:
+            return MemoryNeed(0, self.item.name, levels=levels)
+        leaf_bytes = largest.value_bytes if self.stays else largest.wave_bytes
+        return MemoryNeed(
+            sum(each.value_bytes for each in placed) if self.stays else leaf_bytes,
+            self.item.name,
+            sum(leaf.nbytes for leaf in self.item.leaves),
+            leaf=largest.request.leaf.path,
+            leaf_bytes=leaf_bytes,
+            stays=self.stays,
+            levels=levels,
+        )
+
+    def limit_bytes(self, before_bytes: int) -> int:
+        """Returns how much a wave may have now: see `wave_limit_bytes`."""
+        free = self.memory.free_for(self.total_bytes)
+        free = replace(free, nbytes=max(0, free.nbytes - self.held_for_others))
+        return wave_limit_bytes(free, before_bytes, stays=self.stays)
+
+
 def divide_into_waves(
     placed: Sequence[Placed], limit_bytes: Callable[[], int]
 ) -> Iterator[list[Placed]]:
@@ -77,22 +115,3 @@ def wave_limit_bytes(free: FreeMemory, before_bytes: int, *, stays: bool) -> int
     both_bytes = min(free.nbytes + before_bytes, WAVE_BYTES)
     limit = min(free.nbytes, both_bytes // 2)
     return limit if free.level is None else max(limit, LEAST_BYTES)
-
-
-def need_of(
-    item: ItemRecord, placed: Sequence[Placed], levels: tuple[SeenLevel, ...], *, stays: bool
-) -> MemoryNeed:
-    """Returns what the host has to have room for: all values if they stay, else the largest."""
-    largest = max(placed, key=lambda each: each.wave_bytes, default=None)
-    if largest is None:
-        return MemoryNeed(0, item.name, levels=levels)
-    leaf_bytes = largest.value_bytes if stays else largest.wave_bytes
-    return MemoryNeed(
-        sum(each.value_bytes for each in placed) if stays else leaf_bytes,
-        item.name,
-        sum(leaf.nbytes for leaf in item.leaves),
-        leaf=largest.request.leaf.path,
-        leaf_bytes=leaf_bytes,
-        stays=stays,
-        levels=levels,
-    )

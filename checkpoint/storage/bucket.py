@@ -14,7 +14,6 @@ import copy
 import errno
 import importlib.util
 import itertools
-import math
 import os
 import sys
 import time
@@ -22,7 +21,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -102,7 +101,7 @@ class BucketStorage(ObjectStorage):
         return self._tried(name, lambda: _request(verb, self._store, *arguments, **options))
 
     def _tried(self, name: str, make: Callable[[], Awaitable[Any]]) -> Any:
-        where = f"{self._url}/{name}" if name else self._url
+        where = f"{self.root}/{name}" if name else self.root
         tries = 0
 
         def attempt(timeout_s: float) -> Any:
@@ -157,33 +156,30 @@ class BucketStorage(ObjectStorage):
                 self._stream(_Upload(name, size, parts, at_once))
 
     def _stream(self, upload: _Upload) -> None:
-        if self._patience.end_s == math.inf:
-            self._send(upload)
-            return
         # obstore tries a part again in its own time. At the deadline nobody waits for it: the
         # upload ends with its next part, and no record will name the file.
         ended = Latch()
-        do_beside(self._send_and_tell, upload, ended)
+        do_beside(self._send, upload, ended)
         try:
             in_time = ended.wait(self._patience.end_s - self._patience.clock())
         except BaseException as error:  # Ctrl-C
             upload.failures.append(error)
             raise
         if not in_time:
-            late = fault_of(TimeoutError(), f"{self._url}/{upload.name}").error
+            late = fault_of(TimeoutError(), f"{self.root}/{upload.name}").error
             upload.failures.append(late)
         if upload.failures:
             raise upload.failures[0]
 
-    def _send_and_tell(self, upload: _Upload, ended: Latch) -> None:
+    def _send(self, upload: _Upload, ended: Latch) -> None:
         try:
-            self._send(upload)
+            self._put_parts(upload)
         except BaseException as error:
             upload.failures.append(error)
         finally:
             ended.set()
 
-    def _send(self, upload: _Upload) -> None:
+    def _put_parts(self, upload: _Upload) -> None:
         import obstore
 
         try:
@@ -196,9 +192,7 @@ class BucketStorage(ObjectStorage):
                 max_concurrency=upload.at_once,
             )
         except Exception as error:
-            if upload.failures:
-                raise upload.failures[0] from None
-            raise fault_of(error, f"{self._url}/{upload.name}").error from error
+            raise fault_of(error, f"{self.root}/{upload.name}").error from error
         finally:
             upload.lent.wait()
 
@@ -224,35 +218,33 @@ class BucketStorage(ObjectStorage):
         wanted = sum(buffer.nbytes for buffer in buffers)
         # The bytes are taken until they are copied.
         with self._room.taken(wanted):
-            found = self._sized_range(name, offset, offset + wanted)
+            found = self._sized_range(name, offset, offset + wanted, wanted)
             return fill(buffers, found.data), found.size
 
     def _range(self, name: str, start: int, stop: int) -> Any:
-        return self._sized_range(name, start, stop).data
+        # A small file is asked for by its limit: for that there is no room for a second try.
+        return self._sized_range(name, start, stop, min(stop - start, SPARE_BYTES)).data
 
-    def _sized_range(self, name: str, start: int, stop: int) -> _SizedRange:
+    def _sized_range(self, name: str, start: int, stop: int, expected_bytes: int) -> _Found:
         if stop <= start:
-            return _SizedRange(b"", None)
+            return _Found(b"")
         key = self._prefix + name
         try:
-            found: _SizedRange = self._tried(
+            found: _Found = self._tried(
                 name,
                 lambda: self._reads.read(
-                    lambda: _asked_range(self._store, key, start, stop), stop - start
+                    lambda: _asked(self._store, key, {"range": (start, stop)}), expected_bytes
                 ),
             )
-        except FileNotFoundError:
-            raise
         except OSError as error:
             if error.errno == errno.ENOTSUP:
-                cut = self._tried(name, lambda: _cut_out(self._store, key, start, stop))
-                return _SizedRange(cut, None)
+                return _Found(self._tried(name, lambda: _cut_out(self._store, key, start, stop)))
             if error.errno != errno.EIO:
                 raise
             # An empty object has no range, nor has one that ends before `start`.
             size = self.size(name)
             if size <= start:
-                return _SizedRange(b"", size)
+                return _Found(b"", size)
             raise
         return found
 
@@ -292,16 +284,16 @@ class BucketStorage(ObjectStorage):
 
     def get(self, name: str) -> tuple[bytes | None, bytes]:
         try:
-            found, generation = self._tried(name, lambda: _whole(self._store, self._prefix + name))
+            found = self._tried(name, lambda: _asked(self._store, self._prefix + name))
         except FileNotFoundError:
             return None, MISSING
-        return bytes(found), str(generation).encode()
+        return bytes(found.data), str(found.e_tag).encode()
 
     def put(
         self, name: str, data: bytes | bytearray, generation: bytes | None = None
     ) -> bool | None:
         mode: Any = "overwrite"
-        if generation is not None and not self._single_writer:
+        if generation is not None and not self.single_writer:
             mode = {"e_tag": generation.decode()} if generation else "create"
         key = self._prefix + name
         lent = _Lent()
@@ -454,34 +446,28 @@ class _Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _SizedRange:
-    """Bytes of an object, and the size of the whole, where it was told."""
+class _Found:
+    """Bytes of an object, and what was told of the whole."""
 
     data: Any
-    size: int | None
+    size: int | None = None
+    e_tag: str | None = None
 
     def __len__(self) -> int:
         return len(self.data)
 
 
-async def _asked_range(store: Any, key: str, start: int, stop: int) -> _SizedRange:
+async def _asked(store: Any, key: str, options: Any = None) -> _Found:
     import obstore
 
-    answer = await obstore.get_async(store, key, options={"range": (start, stop)})
-    return _SizedRange(await answer.bytes_async(), answer.meta["size"])
+    answer = await obstore.get_async(store, key, options=options)
+    return _Found(await answer.bytes_async(), answer.meta["size"], answer.meta["e_tag"])
 
 
 async def _listed(store: Any, prefix: str | None) -> Any:
     import obstore
 
     return await obstore.list(store, prefix=prefix).collect_async()
-
-
-async def _whole(store: Any, key: str) -> tuple[Any, str | None]:
-    import obstore
-
-    answer = await obstore.get_async(store, key)
-    return await answer.bytes_async(), answer.meta["e_tag"]
 
 
 async def _cut_out(store: Any, key: str, start: int, stop: int) -> bytes:
@@ -533,22 +519,24 @@ def _opened(scheme: str, bucket: str, query: str) -> tuple[Any, Any]:
             raise ValueError(f"a store in memory has no settings, found ?{query}")
         return _memory(), _memory()
     settings = dict(parse_qsl(query))
-    make = _s3 if scheme == "s3" else _azure
-    once = {"max_retries": 0, "retry_timeout": timedelta(seconds=0)}
-    again = {"max_retries": _TRIES_OF_A_PART, "retry_timeout": timedelta(seconds=PART_S)}
-    return make(bucket, settings, LOOK_S, once), make(bucket, settings, PART_S, again)
+    endpoint, make = (_s3 if scheme == "s3" else _azure)(bucket, settings)
+
+    def opened(read_timeout_s: float, tries: int, tries_s: float) -> Any:
+        return make(
+            client_options={
+                "allow_http": endpoint.startswith("http://"),
+                "connect_timeout": timedelta(seconds=10),
+                "read_timeout": timedelta(seconds=read_timeout_s),
+                "timeout": timedelta(days=1),  # its default of 30 s is for a whole request
+            },
+            retry_config={"max_retries": tries, "retry_timeout": timedelta(seconds=tries_s)},
+        )
+
+    return opened(LOOK_S, 0, 0), opened(PART_S, _TRIES_OF_A_PART, PART_S)
 
 
-def _client_options(endpoint: str, read_timeout_s: float) -> Any:
-    return {
-        "allow_http": endpoint.startswith("http://"),
-        "connect_timeout": timedelta(seconds=10),
-        "read_timeout": timedelta(seconds=read_timeout_s),
-        "timeout": timedelta(days=1),  # its default of 30 s is for a whole request
-    }
-
-
-def _s3(bucket: str, settings: dict[str, str], read_timeout_s: float, retries: Any) -> Any:
+def _s3(bucket: str, settings: dict[str, str]) -> tuple[str, Callable[..., Any]]:
+    """Returns the endpoint of a bucket, and what makes its store."""
     from obstore.store import S3Store
 
     endpoint = _endpoint(settings)
@@ -557,13 +545,8 @@ def _s3(bucket: str, settings: dict[str, str], read_timeout_s: float, retries: A
     if not endpoint.startswith("http://") or host in _LOOPBACK:
         # TLS protects the payload already, and to sign it costs more than to send it.
         config = {"unsigned_payload": "true"} | config
-    return S3Store(
-        bucket,
-        config=config,
-        client_options=_client_options(endpoint, read_timeout_s),
-        retry_config=retries,
-        credential_provider=_profile_credentials(settings),
-    )
+    provider = _profile_credentials(settings)
+    return endpoint, partial(S3Store, bucket, config=config, credential_provider=provider)
 
 
 def _endpoint(settings: dict[str, str]) -> str:
@@ -594,18 +577,14 @@ def _profile_credentials(settings: dict[str, str]) -> Any:
     return Boto3CredentialProvider()
 
 
-def _azure(bucket: str, settings: dict[str, str], read_timeout_s: float, retries: Any) -> Any:
+def _azure(bucket: str, settings: dict[str, str]) -> tuple[str, Callable[..., Any]]:
+    """Returns the endpoint of a container, and what makes its store."""
     from obstore.store import AzureStore
 
     config: Any = settings
     # Azurite and its like listen without TLS.
     endpoint = "http://" if settings.get("use_emulator") == "true" else ""
-    return AzureStore(
-        bucket,
-        config=config,
-        client_options=_client_options(endpoint, read_timeout_s),
-        retry_config=retries,
-    )
+    return endpoint, partial(AzureStore, bucket, config=config)
 
 
 def _let_answers_land() -> None:

@@ -103,7 +103,7 @@ class KvStoreStorage(ObjectStorage):
         self, name: str, data: bytes | bytearray, generation: bytes | None = None
     ) -> bool | None:
         key = self._prefix + name
-        if generation is None or self._single_writer:
+        if generation is None or self.single_writer:
             _done(self._kv.write(key, data), name)
             return True
         try:

@@ -79,15 +79,12 @@ class LocalStorage:
     ) -> None:
         fill_standard_streams()  # no file of a checkpoint gets what is printed
         self.path = Path(absolute(root))
+        self.root = str(self.path)
         self.folder_mode = folder_mode
         self._single_writer = single_writer
         self._file_mode = file_mode
         self._kept = _KeptFile()
         self._synced_later: set[Path] = set()
-
-    @property
-    def root(self) -> str:
-        return str(self.path)
 
     @property
     def posix(self) -> PosixFolder:
@@ -151,10 +148,7 @@ class LocalStorage:
                     str(path),
                 )
             # The kernel begins to write while the next part is made: fsync has less to wait for.
-            behind = WriteBehind(file, starts=True)
-            for offset, buffers in parts:
-                with _naming(path):
-                    behind.wrote(offset, write_all(file, buffers, offset))
+            write_parts(file, path, parts, starts=True)
             made = os.fstat(file).st_size
             assert made == size, f"{path}: the parts made {made} bytes of {size}"
             with _naming(path):
@@ -480,6 +474,14 @@ def write_all(file: int, buffers: Sequence[memoryview], offset: int) -> int:
     if done != total:
         raise OSError(errno.EIO, f"only {done} of {total} bytes were written")
     return total
+
+
+def write_parts(file: int, path: Path, parts: Iterable[Part], *, starts: bool) -> None:
+    """Writes the parts of a file as they are made; `starts` as WriteBehind has it."""
+    behind = WriteBehind(file, starts=starts)
+    for offset, buffers in parts:
+        with _naming(path):
+            behind.wrote(offset, write_all(file, buffers, offset))
 
 
 def _as_bytes(buffer: memoryview) -> memoryview:

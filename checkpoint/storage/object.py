@@ -67,26 +67,14 @@ class ObjectStorage:
     posix = None
 
     def __init__(self, url: str, *, single_writer: bool = False) -> None:
-        self._url = url.split("?", 1)[0].rstrip("/")
-        self._single_writer = single_writer
+        self.root = url.split("?", 1)[0].rstrip("/")
+        self.single_writer = single_writer
         scheme, bucket, _, query = split_url(url)
-        self._bucket = f"{scheme}://{bucket}?{query}"
-
-    @property
-    def root(self) -> str:
-        return self._url
+        self.bucket = f"{scheme}://{bucket}?{query}"
 
     @property
     def conditions(self) -> ConditionalWrites:
         return self
-
-    @property
-    def bucket(self) -> str:
-        return self._bucket
-
-    @property
-    def single_writer(self) -> bool:
-        return self._single_writer
 
     @property
     def tensorstore(self) -> TensorStoreAccess | None:
@@ -139,7 +127,7 @@ class ObjectStorage:
     def fetch(self, name: str, limit_bytes: int) -> bytes:
         data = bytes(self._range(name, 0, limit_bytes + 1))
         if len(data) > limit_bytes:
-            raise OverflowError(f"{self._url}/{name} has more than {limit_bytes} bytes")
+            raise OverflowError(f"{self.root}/{name} has more than {limit_bytes} bytes")
         if data.startswith(TOMBSTONE):
             raise self._missing(name)
         return data
@@ -164,7 +152,7 @@ class ObjectStorage:
             return True
 
     def _missing(self, name: str) -> FileNotFoundError:
-        return FileNotFoundError(errno.ENOENT, "No such object", f"{self._url}/{name}")
+        return FileNotFoundError(errno.ENOENT, "No such object", f"{self.root}/{name}")
 
     # --- Commits
 
@@ -189,7 +177,7 @@ class ObjectStorage:
                 self._take_back_if_swept(name, data, claim)
                 return
             is_unclear = is_unclear or is_written is None
-        lost = (errno.EAGAIN, f"lost the race for it {COMMIT_TRIES} times", f"{self._url}/{name}")
+        lost = (errno.EAGAIN, f"lost the race for it {COMMIT_TRIES} times", f"{self.root}/{name}")
         raise OSError(*lost) if is_unclear else NotCommitted(*lost)
 
     def _before_commit(
@@ -207,15 +195,15 @@ class ObjectStorage:
             # fenced since: a refusal would have it delete packs that a record names.
             return data, generation
         if not has_claim:
-            raise fenced(f"{self._url}/{claim}")
+            raise fenced(f"{self.root}/{claim}")
         if standing is not None:
             if writer_id in fenced_writers(standing):
                 raise Fenced(
-                    f"writer {writer_id} was fenced from {self._url}/{name}; open a new manager to"
+                    f"writer {writer_id} was fenced from {self.root}/{name}; open a new manager to"
                     " write again"
                 )
             if not standing.startswith(TOMBSTONE) and not replace:
-                raise NameTaken(errno.EEXIST, "Object exists", f"{self._url}/{name}")
+                raise NameTaken(errno.EEXIST, "Object exists", f"{self.root}/{name}")
         return standing, generation
 
     def _take_back_if_swept(self, name: str, data: bytes, claim: str) -> None:
@@ -234,7 +222,7 @@ class ObjectStorage:
         if standing == data:
             self.put(name, tombstone({writer_id}), generation)
         raise Fenced(
-            f"writer {writer_id} was fenced from {self._url}/{name} and its packs were swept; open"
+            f"writer {writer_id} was fenced from {self.root}/{name} and its packs were swept; open"
             " a new manager to write again"
         )
 

@@ -103,7 +103,7 @@ class TensorStoreMemory(KvStoreStorage):
     def __init__(self, url: str, *, single_writer: bool = False) -> None:
         memory = url.replace("tensorstore://", "memory://")
         super().__init__(memory, single_writer=single_writer)
-        self._url = url.rstrip("/")
+        self.root = url.rstrip("/")
 
     @classmethod
     def register(cls) -> None:

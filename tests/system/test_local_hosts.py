@@ -90,7 +90,7 @@ def test_whatever_is_lost_what_is_covered_returns(
             job.kill(*job.ranks)
         kept = found.copy(tmp_path / "kept")
         everybody = range(count)
-        groups = group_hosts([Member(index, str(index)) for index in everybody], replicas)
+        groups = group_hosts([Member(str(index)) for index in everybody], replicas)
         lost_sets = [
             set(lost)
             for size in range(1, count)

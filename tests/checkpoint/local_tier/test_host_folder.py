@@ -4,6 +4,7 @@ deleted.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -300,6 +301,20 @@ storage.write("2/state/a", 3, [(0, [memoryview(b"new")])])
 assert (Path(sys.argv[1]) / "2/state/a").read_bytes() == b"new"
 assert os.open(os.devnull, os.O_RDONLY) == 0, "the spare file was closed again"
 """
+
+
+def test_a_full_disk_is_told_with_the_file(
+    folder: HostFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a name nobody knows which of two disks is full."""
+
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        folder.storage.write("1/a", 3, [(0, [memoryview(b"abc")])])
+    assert caught.value.filename == str(folder.path / "1/a")
 
 
 def test_a_spare_file_may_have_the_number_of_stdin(tmp_path: Path) -> None:

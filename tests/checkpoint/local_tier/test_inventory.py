@@ -257,9 +257,7 @@ class Job:
         if steps:
             self.state = (*self.state, key)
         self.trunk = self.history[key] = self.state
-        copies = place_copies(
-            [Member(rank, str(host)) for rank, host in enumerate(present)], self.replicas
-        )
+        copies = place_copies([Member(str(host)) for host in present], self.replicas)
         return key, [
             (process, present[rank])
             for process, others in enumerate(copies)
@@ -351,7 +349,7 @@ def test_an_acknowledged_step_is_there_while_a_host_of_each_part_is(
     key, pairs = job.begin_locally(5, list(range(hosts)))
     job.write(key, pairs)
     lost = data.draw(st.sets(st.sampled_from(range(hosts)), max_size=hosts - 1))
-    copies = place_copies([Member(rank, str(rank)) for rank in range(hosts)], replicas)
+    copies = place_copies([Member(str(rank)) for rank in range(hosts)], replicas)
     covered = all({rank, *others} - lost for rank, others in enumerate(copies))
     assert covered or len(lost) > min(replicas, hosts - 1)
     found = job.begin([host for host in range(hosts) if host not in lost])

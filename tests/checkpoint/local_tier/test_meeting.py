@@ -16,14 +16,14 @@ from holdfast.coordination.mounts import boot_id
 from holdfast.multihost import Solo
 from tests.support.checkpointing import at_once, groups
 
-PEER = Peer("host", "machine", 0, "host 1 2", mark="mark-1", address="10.0.0.1:7")
+PEER = Peer("host", "machine", 0, mark="mark-1", address="10.0.0.1:7")
 
 
 def test_all_hear_of_all() -> None:
     """Each says who it is, and the list of all survives the wire."""
     peers = (PEER, replace(PEER, host="other", error="a link"))
-    attendance = Attendance(tuple(Peer.from_bytes(peer.to_bytes()) for peer in peers))
-    assert attendance.peers == peers
+    attendance = Attendance([Peer.from_bytes(peer.to_bytes()) for peer in peers])
+    assert [*attendance.peers] == [*peers]
     assert Attendance.from_bytes(attendance.to_bytes()) == attendance
 
 
@@ -36,6 +36,27 @@ def test_one_process_meets_itself(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     meeting.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_the_first_of_a_host_lists_the_folder_that_they_share(tmp_path: Path) -> None:
+    """Another has a folder of its own; a link that leads to the same folder changes nothing."""
+    (tmp_path / "host").mkdir()
+    (tmp_path / "by another way").symlink_to(tmp_path / "host")
+    paths = ["alone/tier", "host/tier", "by another way/tier", "host/tier"]
+    locals_ = [
+        Local(tmp_path / path, save_policy=EveryNSteps(1), address="localhost") for path in paths
+    ]
+    with groups(4) as members:
+        meetings = at_once(
+            [
+                functools.partial(meet, local, member, "meet", tls=None)
+                for local, member in zip(locals_, members, strict=True)
+            ]
+        )
+        for meeting in meetings:
+            meeting.close()
+    assert [meeting.listers for meeting in meetings] == [[0, 1, 1, 1]] * 4
+    assert [meeting.why_off for meeting in meetings] == [""] * 4
 
 
 def test_marks_of_dead_processes_go(tmp_path: Path) -> None:
@@ -54,8 +75,8 @@ def test_marks_of_dead_processes_go(tmp_path: Path) -> None:
 def test_machines_of_one_rack_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Folders of two machines are two, also where their device and inode numbers are equal. One
-    folder that both see, as here, is refused.
+    """Folders of two machines are two, and each lists its own. One folder that both see, as here,
+    is refused.
     """
     machines = iter(["a" * 32, "b" * 32])
     monkeypatch.setattr("holdfast.checkpoint.local_tier.meeting.boot_id", lambda: next(machines))

@@ -7,13 +7,13 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.local_tier.placement import Member, copied_by, group_hosts, place_copies
+from holdfast.checkpoint.local_tier.placement import Member, group_hosts, place_copies
 
 
 def _members(slices: int, hosts: int, processes: int) -> list[Member]:
     """Returns the processes of a job of equal slices, in order of slices and hosts."""
     places = itertools.product(range(slices), range(hosts), range(processes))
-    return [Member(rank, f"{part}/{host}", part) for rank, (part, host, _) in enumerate(places)]
+    return [Member(f"{part}/{host}", part) for part, host, _ in places]
 
 
 SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 3), st.integers(0, 3))
@@ -28,8 +28,8 @@ def test_each_part_has_its_copies_on_other_hosts(shape: tuple[int, int, int, int
     *job, replicas = shape
     members = _members(*job)
     copies = place_copies(members, replicas)
-    for member in members:
-        hosts = [members[keeper].host for keeper in copies[member.rank]]
+    for rank, member in enumerate(members):
+        hosts = [members[keeper].host for keeper in copies[rank]]
         assert len(set(hosts)) == len(hosts) == min(replicas, job[0] * job[1] - 1)
         assert member.host not in hosts
 
@@ -48,7 +48,7 @@ def test_any_replicas_hosts_of_each_group_may_die(shape: tuple[int, int, int, in
         {member.host for member in members}
     )
     for group in groups:
-        owners = [member.rank for member in members if member.host in group]
+        owners = [rank for rank, member in enumerate(members) if member.host in group]
         for lost in itertools.combinations(group, min(replicas, len(group) - 1)):
             assert all(
                 {members[rank].host for rank in [owner, *copies[owner]]} - {*lost}
@@ -74,11 +74,9 @@ def test_neighbours_of_one_slice_keep_no_copies_for_each_other() -> None:
     assert group_hosts(_members(1, 5, 1), 1) == [["0/0", "0/2"], ["0/1", "0/3", "0/4"]]
 
 
-def test_wards_are_whose_copies_a_rank_keeps() -> None:
-    """The other way round, every copy is in one ward's list; ranks of one host share its wards."""
-    copies = place_copies(_members(1, 2, 2), 1)
-    assert copies == [[2], [3], [0], [1]]
-    assert [copied_by(copies, rank) for rank in range(4)] == [[2], [3], [0], [1]]
+def test_ranks_of_one_host_divide_its_copies() -> None:
+    """Each keeps the copy of one rank of another host."""
+    assert place_copies(_members(1, 2, 2), 1) == [[2], [3], [0], [1]]
 
 
 def test_a_host_alone_keeps_what_it_has() -> None:

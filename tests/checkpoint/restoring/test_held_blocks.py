@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from holdfast.checkpoint.memory.budget import USE
+from holdfast.checkpoint.restoring.restore_peers import StillReading
 from holdfast.checkpoint.restoring.shared_reader import HeldBlocks
-from holdfast.checkpoint.restoring.sharing import StillReading
 
 BLOCK_BYTES = 100
 
@@ -72,3 +73,31 @@ def test_a_block_that_has_room_stays_for_the_others() -> None:
     assert ask(blocks, 2) is not None
     assert blocks.get(0, users=9) is None  # the oldest gave way, and its asker goes to the store
     assert store.reads == [0, 1, 2]
+
+
+class LockBeforeAnEnd:
+    """A lock of blocks that are closed just before it is taken for the third time."""
+
+    def __init__(self, blocks: HeldBlocks) -> None:
+        self._blocks = blocks
+        self._real = blocks._lock
+        self._taken = 0
+
+    def __enter__(self) -> None:
+        self._taken += 1
+        if self._taken == 3:
+            self._blocks._lock = self._real
+            self._blocks.close()
+        self._real.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self._real.release()
+
+
+def test_a_block_that_comes_as_the_restore_ends_is_given_back_once() -> None:
+    """Otherwise this process would seem to hold less than it does."""
+    blocks = HeldBlocks(lambda block: memoryview(b"xyz"), lambda block: 3, 100)
+    held_bytes = USE.held_bytes
+    blocks._lock = LockBeforeAnEnd(blocks)  # type: ignore[assignment]
+    assert blocks.get(0, users=1) == b"xyz"
+    assert USE.held_bytes == held_bytes

@@ -109,23 +109,27 @@ def trust() -> PeerTrust:
     return PeerTrust()
 
 
-def test_two_failures_in_a_row_drop_a_rank(trust: PeerTrust) -> None:
+def test_two_failures_in_a_row_drop_a_rank(
+    trust: PeerTrust, caplog: pytest.LogCaptureFixture
+) -> None:
     """An answer between them begins anew; the drop is told once, and is of that rank alone."""
-    assert not trust.note_failure(1)
+    trust.note_failure(1, "slow")
     trust.note_bytes(1)
-    assert not trust.note_failure(1)
-    assert trust.may_ask(1)
-    assert trust.note_failure(1)
-    assert not trust.note_failure(1)
+    trust.note_failure(1, "slow")
+    assert trust.may_ask(1) and not caplog.messages
+    trust.note_failure(1, "silent")
+    trust.note_failure(1, "gone")
+    assert caplog.messages == ["this process asks rank 1 for no more blocks: silent"]
     assert not trust.may_ask(1)
     assert trust.may_ask(2)
 
 
 def test_damage_counts_whatever_comes_between(trust: PeerTrust) -> None:
     """A peer that damages bytes now and then is dropped too."""
-    assert not trust.note_damage(1)
+    trust.note_damage(1)
     trust.note_bytes(1)
-    assert trust.note_damage(1)
+    assert trust.may_ask(1)
+    trust.note_damage(1)
     assert not trust.may_ask(1)
 
 
@@ -133,8 +137,8 @@ def test_where_nobody_is_reached_nobody_is_asked(trust: PeerTrust) -> None:
     """Behind a firewall a few ranks are waited for, not all; ranks that answer stay asked."""
     for rank in range(MOST_UNREACHED):
         assert trust.may_ask(99)
-        trust.note_failure(rank)
-        trust.note_failure(rank)
+        trust.note_failure(rank, "slow")
+        trust.note_failure(rank, "slow")
     assert not trust.may_ask(99)
 
 
@@ -143,8 +147,8 @@ def test_as_many_as_are_lost_may_be_reached(trust: PeerTrust) -> None:
     for rank in range(10, 15):
         trust.note_bytes(rank)
     for rank in range(MOST_UNREACHED):
-        trust.note_failure(rank)
-        trust.note_failure(rank)
+        trust.note_failure(rank, "slow")
+        trust.note_failure(rank, "slow")
     assert trust.may_ask(10)
     assert not trust.may_ask(0)
 

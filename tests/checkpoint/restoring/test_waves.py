@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -16,7 +17,7 @@ from holdfast.checkpoint.format.record import ItemRecord, LeafRecord
 from holdfast.checkpoint.layouts.detect import restore_checkpoint
 from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
 from holdfast.checkpoint.memory import budget
-from holdfast.checkpoint.memory.budget import USE, FreeMemory, MemoryBudget
+from holdfast.checkpoint.memory.budget import USE, WHOLE_BUDGET, FreeMemory, MemoryBudget
 from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES, MemoryLevel
 from holdfast.checkpoint.memory.pool import POOL
 from holdfast.checkpoint.restoring import waves
@@ -26,8 +27,8 @@ from holdfast.checkpoint.restoring.waves import (
     LEAST_BYTES,
     WAVE_BYTES,
     Placed,
+    WaveRoom,
     divide_into_waves,
-    need_of,
     wave_limit_bytes,
 )
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -44,6 +45,10 @@ def nothing_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def leaf(path: str, shape: tuple[int, ...], chunk: tuple[int, ...]) -> LeafRecord:
     return LeafRecord(path, "array", "uint16", shape, grid=Grid(shape, chunk, chunk, 2))
+
+
+def room_for(item: ItemRecord, *, stays: bool) -> WaveRoom:
+    return WaveRoom(item, WHOLE_BUDGET, 0, stays=stays, held_for_others=0)
 
 
 def test_waves_count_what_this_process_reads() -> None:
@@ -82,10 +87,10 @@ def test_a_cast_takes_its_copy_too() -> None:
     assert (placed.nbytes, placed.value_bytes, placed.wave_bytes) == (MIB, 2 * MIB, 3 * MIB)
     other = Placed.of(LeafRequest(leaf("big", (MIB,), (MIB,)), "numpy"), None)
     item = ItemRecord("state", "tree", (), leaves=(placed.request.leaf, other.request.leaf))
-    kept = need_of(item, [placed, other], (), stays=True)
+    kept = room_for(item, stays=True).need_of([placed, other])
     assert (kept.nbytes, kept.leaf, kept.leaf_bytes) == (4 * MIB, "w", 2 * MIB)
     assert (kept.item, kept.item_bytes) == ("state", 3 * MIB)
-    passing = need_of(item, [placed, other], (), stays=False)
+    passing = room_for(item, stays=False).need_of([placed, other])
     assert (passing.nbytes, passing.leaf) == (3 * MIB, "w")
 
 
@@ -171,4 +176,13 @@ def test_what_cannot_fit_is_refused_before_a_byte_is_read(
     with pytest.raises(
         NotEnoughMemory, match=r"needs 6\.0 MiB for its values, .* 5\.0 MiB are left"
     ):
+        restored(tmp_path, monkeypatch, Shrinking(5 * MIB))
+
+
+def test_what_comes_back_as_numpy_stays_beside_devices_with_memory_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs room for all values, and not for one after the other: no device takes them."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    with pytest.raises(NotEnoughMemory, match=r"needs 6\.0 MiB for its values"):
         restored(tmp_path, monkeypatch, Shrinking(5 * MIB))

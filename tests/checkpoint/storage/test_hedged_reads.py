@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointManager, Options
+from holdfast.checkpoint.format.limits import RECORD_LIMIT_BYTES
 from holdfast.checkpoint.storage.bucket import BucketStorage
 from holdfast.checkpoint.storage.hedged_reads import READ_BYTES, SPARE_BYTES, HedgedReads
 from holdfast.checkpoint.storage.hedges import SHARE, Hedges
@@ -117,6 +118,21 @@ def test_a_connection_that_stands_still_costs_little() -> None:
         assert storage._range("a", 5, 10) == b"bytes"
         assert proxy.stalled == 1
         assert storage.statistics() == {"store_reads": 5, "store_hedged_reads": 1}
+
+
+def test_a_small_file_whose_connection_stands_still_is_asked_for_again() -> None:
+    """Such as a record: it is asked for by its limit, which is more than all tries may have."""
+    with s3_server() as query, SlowProxy(address_of(query), stall_s=1000.0) as proxy:
+        storage = BucketStorage(f"s3://{BUCKET}/hedged{through(proxy, query)}")
+        storage.put("a", b"some bytes")
+        assert storage.fetch("a", RECORD_LIMIT_BYTES) == b"some bytes"
+        stalling = proxy.connections + 1
+        proxy.stalls = stalling.__eq__
+        proxy.cut()
+        began = time.monotonic()
+        assert storage.fetch("a", RECORD_LIMIT_BYTES) == b"some bytes"
+        assert proxy.stalled == 1
+        assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("count", [4, 16])

@@ -155,16 +155,14 @@ class HostSaver:
         local = Local(str(folder), save_policy=EveryNSteps(1), replicas=1, keep=1)
         server: Any = ModelServer(world, names[group.index])
         world.servers[names[group.index]] = server
-        others = [rank for rank in range(group.count) if rank != group.index]
         meeting = Meeting(
             index=group.index,
-            peers=tuple(Peer(name, name, 0, name, address=name) for name in names),
+            peers=tuple(Peer(name, name, 0, address=name) for name in names),
             secret=b"",
             tls=None,
             copies=[
                 [rank for rank in range(group.count) if rank != own] for own in range(len(names))
             ],
-            copies_from=others,
             listers=list(range(group.count)),
             why_off="",
             server=server,

@@ -16,9 +16,9 @@ from joined import index, root
 
 from holdfast.checkpoint.agreement.restore_verdict import RestoreAgreement
 from holdfast.checkpoint.format.record import read_record
-from holdfast.checkpoint.local_tier.restore_peers import GroupPeers
 from holdfast.checkpoint.restoring.reader import ReadRequest
-from holdfast.checkpoint.restoring.restore import RestoreOptions, allocate
+from holdfast.checkpoint.restoring.restore import allocate
+from holdfast.checkpoint.restoring.restore_peers import RestorePeers
 from holdfast.checkpoint.restoring.shared_reader import SharedReader
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import default_group
@@ -41,7 +41,7 @@ pipe = Path(f"{root}.pipe")
 storage = LocalStorage(root)
 item = read_record(storage, "").items["state"]
 agreement = RestoreAgreement(default_group(), "restore", "the state", 60.0)
-with GroupPeers(default_group(), agreement, RestoreOptions(read="once"), "127.0.0.1") as peers:
+with RestorePeers(default_group(), agreement, "once", address="127.0.0.1") as peers:
     reader = SharedReader(Hanging(root) if index == HANGS else storage, "", item, peers)
     leaves = sorted(item.leaves, key=lambda leaf: leaf.path)
     reads = [ReadRequest(leaf, tuple((0, size) for size in leaf.shape)) for leaf in leaves]
@@ -62,4 +62,4 @@ if verdict.error is not None:
 for number, read in enumerate(reads):
     want = np.random.default_rng(number).standard_normal((2048, 512))
     assert np.array_equal(read.array, want), number
-print(reader.counts, "done", flush=True)
+print(dict(peers.counts), "done", flush=True)

@@ -21,13 +21,12 @@ from holdfast.checkpoint.agreement.restore_verdict import RestoreAgreement
 from holdfast.checkpoint.format.record import Record, read_record
 from holdfast.checkpoint.layouts.detect import restore_checkpoint
 from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
-from holdfast.checkpoint.local_tier import restore_peers
-from holdfast.checkpoint.local_tier.restore_peers import GroupPeers
 from holdfast.checkpoint.memory.budget import USE, MemoryBudget
-from holdfast.checkpoint.restoring import shared_reader, sharing
+from holdfast.checkpoint.restoring import restore_peers, shared_reader, sharing
 from holdfast.checkpoint.restoring.devices import Region, slices_in
 from holdfast.checkpoint.restoring.reader import ReadRequest
 from holdfast.checkpoint.restoring.restore import RestoreOptions, allocate
+from holdfast.checkpoint.restoring.restore_peers import RestorePeers
 from holdfast.checkpoint.restoring.shared_reader import HeldBlocks, SharedReader
 from holdfast.checkpoint.restoring.sharing import Demand, Runs
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -37,7 +36,6 @@ from tests.support.paths import program
 
 COUNT = 4
 MIB = 1 << 20
-ONCE = RestoreOptions(read="once")
 
 
 class Counting(LocalStorage):
@@ -55,7 +53,7 @@ class Counting(LocalStorage):
         return got
 
 
-class Peers(GroupPeers):
+class Peers(RestorePeers):
     """Peers whose faults are chosen: `harm` changes what has come, or raises."""
 
     harm: Callable[[int, Sequence[memoryview], int], int] = staticmethod(
@@ -65,10 +63,6 @@ class Peers(GroupPeers):
     def read(self, rank: int, name: str, offset: int, buffers: Sequence[memoryview]) -> int | None:
         got = super().read(rank, name, offset, buffers)
         return None if got is None else self.harm(rank, buffers, got)
-
-    def serve(self, item: str, source: Any) -> None:
-        super().serve(item, source)
-        self.reader: SharedReader = source or self.reader
 
 
 def state() -> dict[str, Any]:
@@ -87,10 +81,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def restore_each(
     folder: Path,
-    make: Callable[[ClusterGroup, RestoreAgreement], GroupPeers],
+    make: Callable[[ClusterGroup, RestoreAgreement], RestorePeers],
     partial: Callable[[int], Any] = lambda rank: False,
     stores: Mapping[int, LocalStorage] | None = None,
-) -> tuple[list[Any], list[GroupPeers], Counting]:
+) -> tuple[list[Any], list[RestorePeers], Counting]:
     """Restores on COUNT processes that are threads: their results, and what was read in all.
 
     `stores` are those of ranks that have one of their own.
@@ -102,7 +96,7 @@ def restore_each(
 
     with groups(COUNT) as members:
 
-        def restore(group: ClusterGroup) -> tuple[Any, GroupPeers]:
+        def restore(group: ClusterGroup) -> tuple[Any, RestorePeers]:
             agreement = RestoreAgreement(group, "restore", "the state", 30.0)
             with make(group, agreement) as peers:
                 options = RestoreOptions(read="once", peers=peers, partial=partial(group.index))
@@ -120,7 +114,7 @@ def restore_each(
 
 
 def plain(group: ClusterGroup, agreement: RestoreAgreement) -> Peers:
-    return Peers(group, agreement, ONCE, "127.0.0.1")
+    return Peers(group, agreement, "once", address="127.0.0.1")
 
 
 def same(found: Any) -> bool:
@@ -131,7 +125,7 @@ def same(found: Any) -> bool:
 
 
 def counted(peers: Sequence[Any], name: str) -> int:
-    return sum(each.reader.counts.get(name, 0) for each in peers)
+    return sum(each.counts.get(name, 0) for each in peers)
 
 
 def test_each_byte_comes_from_the_store_once(folder: Path) -> None:
@@ -142,7 +136,7 @@ def test_each_byte_comes_from_the_store_once(folder: Path) -> None:
     assert all(same(each) for each in results)
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
     assert storage.bytes < 1.1 * size, (storage.bytes, size)
-    shares = [each.reader.counts["store_bytes"] for each in peers]  # type: ignore[attr-defined]
+    shares = [each.counts["store_bytes"] for each in peers]
     assert max(shares) < 0.4 * size, shares
 
 
@@ -231,7 +225,7 @@ def test_a_reader_whose_store_stands_still_is_passed_over(folder: Path) -> None:
 
     results, peers, _ = restore_each(
         folder,
-        lambda *args: Watched(*args, ONCE, "127.0.0.1"),
+        lambda *args: Watched(*args, "once", address="127.0.0.1"),
         stores={1: Stalling(str(folder), let_go)},
     )
     assert let_go.is_set() and len(done) == COUNT - 1
@@ -253,7 +247,7 @@ def test_a_reader_whose_store_stands_still_gets_its_blocks_from_who_stands_in(
 
     stalling = Stalling(str(folder), let_go)
     results, peers, _ = restore_each(
-        folder, lambda *args: Released(*args, ONCE, "127.0.0.1"), stores={1: stalling}
+        folder, lambda *args: Released(*args, "once", address="127.0.0.1"), stores={1: stalling}
     )
     assert all(same(each) for each in results)
     assert stalling.given_up == 0
@@ -292,7 +286,7 @@ def test_a_peer_that_never_answers_is_dropped(folder: Path) -> None:
         results, peers, _ = restore_each(
             folder,
             lambda group, agreement: (Mute if group.index == 2 else Peers)(
-                group, agreement, ONCE, "127.0.0.1"
+                group, agreement, "once", address="127.0.0.1"
             ),
         )
     finally:
@@ -312,7 +306,7 @@ def test_a_peer_that_is_gone_is_replaced(folder: Path) -> None:
                 raise ConnectionResetError
             return super()._find(name, offset, size)
 
-    results, peers, _ = restore_each(folder, lambda *args: Gone(*args, ONCE, "127.0.0.1"))
+    results, peers, _ = restore_each(folder, lambda *args: Gone(*args, "once", address="127.0.0.1"))
     assert all(same(each) for each in results)
     assert counted([peers[rank] for rank in (0, 2, 3)], "peer_failed") > 0
     assert not peers[0].trust.may_ask(1)
@@ -332,8 +326,8 @@ def test_what_is_held_for_others_is_bounded_and_dropped(folder: Path) -> None:
     """With room for one block, blocks are dropped; who comes later reads the store."""
 
     def make(group: ClusterGroup, agreement: RestoreAgreement) -> Peers:
-        few = RestoreOptions(read="once", memory=MemoryBudget(bound_bytes=4 * MIB))
-        return Peers(group, agreement, few, "127.0.0.1")
+        few = MemoryBudget(bound_bytes=4 * MIB)
+        return Peers(group, agreement, "once", few, "127.0.0.1")
 
     results, _, _ = restore_each(folder, make)
     assert all(same(each) for each in results)
@@ -341,9 +335,9 @@ def test_what_is_held_for_others_is_bounded_and_dropped(folder: Path) -> None:
 
 def test_without_free_memory_one_block_is_held_at_a_time() -> None:
     """The next one takes its place."""
-    none = RestoreOptions(read="once", memory=MemoryBudget(bound_bytes=0))
+    none = MemoryBudget(bound_bytes=0)
     agreement = RestoreAgreement(Solo(), "restore", "the state", 30.0)
-    peers = GroupPeers(Solo(), agreement, none)
+    peers = RestorePeers(Solo(), agreement, "once", none)
     blocks = HeldBlocks(lambda block: memoryview(b"xyz"), lambda block: 3, peers.hold_bytes)
     assert [blocks.get(block, 2) for block in (0, 1, 0)] == [b"xyz", b"xyz", None]
     blocks.close()
@@ -358,11 +352,11 @@ def test_a_process_without_an_address_reads_for_itself(folder: Path) -> None:
 
     def make(group: ClusterGroup, agreement: RestoreAgreement) -> Peers:
         kind = Unreachable if group.index == 2 else Peers
-        return kind(group, agreement, ONCE, "127.0.0.1")
+        return kind(group, agreement, "once", address="127.0.0.1")
 
     results, peers, _ = restore_each(folder, make)
     assert all(same(each) for each in results)
-    assert peers[2].reader.counts["peer_bytes"] > 0  # type: ignore[attr-defined]
+    assert peers[2].counts["peer_bytes"] > 0
 
 
 def test_damage_in_the_store_is_an_error_for_all(tmp_path: Path) -> None:
@@ -393,7 +387,7 @@ def test_one_process_that_fails_ends_the_restore_of_all(folder: Path) -> None:
                 raise Corrupt("its disk is gone", path="here")
             return super().meet(runs)
 
-    results, _, _ = restore_each(folder, lambda *args: Failing(*args, ONCE, "127.0.0.1"))
+    results, _, _ = restore_each(folder, lambda *args: Failing(*args, "once", address="127.0.0.1"))
     assert all(isinstance(each, Corrupt) for each in results), results
 
 
@@ -449,7 +443,7 @@ def test_any_regions_come_bit_for_bit_to_any_number_of_processes(
                 reader.finish()
 
             error = agreement.run(fill, storage.root)[1].error
-            return error, peers.reader.counts.get("peer_damaged", 0)
+            return error, peers.counts.get("peer_damaged", 0)
 
     with groups(count) as members:
         found = at_once([lambda group=group: read(group) for group in members])

@@ -6,13 +6,13 @@ import logging
 import secrets
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Self
+from typing import Protocol, Self
 
 from holdfast.coordination.mounts import boot_id
 from holdfast.multihost import Group
-from holdfast.multihost.group.runtime import peer_tls
+from holdfast.multihost.group.runtime import host_address, peer_tls
 from holdfast.multihost.peers.part_server import PartServer
 from holdfast.multihost.peers.peer_connection import PeerLate, Peers
 from holdfast.multihost.peers.peer_tls import PeerTls
@@ -20,18 +20,9 @@ from holdfast.multihost.peers.peer_tls import PeerTls
 from ..agreement.messages import parsed
 from ..agreement.restore_verdict import RestoreAgreement
 from ..errors import CheckpointError, error_text
-from ..restoring.restore import RestoreOptions
-from ..restoring.sharing import (
-    SILENT_S,
-    WORTH_BYTES,
-    BlockSource,
-    Demand,
-    PeerTrust,
-    Runs,
-    StillReading,
-)
+from ..memory.budget import WHOLE_BUDGET, MemoryBudget
 from ..storage.base import Storage
-from .meeting import own_address
+from .sharing import SILENT_S, WORTH_BYTES, Demand, PeerTrust, Reading, Runs
 
 _log = logging.getLogger(__name__)
 HOLD_BYTES = 512 << 20  # for others, at most
@@ -39,9 +30,28 @@ HOLD_SHARE = 4  # of what this process may take: one part for others
 MOST_CONNECTED = 32  # ranks to which connections are kept for the next block
 
 
-class GroupPeers:
-    """The RestorePeers of a group: a context manager around a restore and its final agreement.
+class StillReading(Exception):
+    """Says that a block is not there yet, and is being read."""
 
+
+class BlockSource(Protocol):
+    """What serves blocks of an item."""
+
+    def block(self, block: int, offset: int, size: int) -> memoryview | None:
+        """Returns bytes of a block, None where this process does not have it (any more).
+
+        Raises StillReading after a short while.
+        """
+
+    def close(self) -> None:
+        """Drops every block."""
+
+
+class RestorePeers:
+    """The processes of a group: a context manager around a restore and its final agreement.
+
+    What sharing has to spare the store is `worth_bytes` at least, and this process may hold
+    `hold_bytes` for the others. `trust` is what it has seen of them, `counts` what it has counted.
     `address` is this host's for its peers (None: the one that the coordinator is reached from). A
     process that has none passes nothing on. The server starts when the processes join. Thread-safe,
     but `meet` and `finish`.
@@ -51,14 +61,15 @@ class GroupPeers:
         self,
         group: Group,
         agreement: RestoreAgreement,
-        options: RestoreOptions,
+        read: Reading,
+        memory: MemoryBudget = WHOLE_BUDGET,
         address: str | None = None,
     ) -> None:
         self.count = group.count
         self.index = group.index
-        self.worth_bytes = WORTH_BYTES if options.read == "auto" else 1
+        self.worth_bytes = WORTH_BYTES if read == "auto" else 1
         # A bound of nothing would be none: one block is held at a time.
-        self.hold_bytes = max(1, min(HOLD_BYTES, options.memory.free_bytes() // HOLD_SHARE))
+        self.hold_bytes = max(1, min(HOLD_BYTES, memory.free_bytes() // HOLD_SHARE))
         self.trust = PeerTrust()
         self.counts = Counter[str]()
         self._agreement = agreement
@@ -73,7 +84,10 @@ class GroupPeers:
         self._secret = secrets.token_hex(32)
 
     def meet(self, runs: Runs) -> list[Demand]:
-        """Returns the demands of all: see RestorePeers."""
+        """Tells all which blocks of an item this process needs; returns the demands of all, by
+        rank, and how each is reached. Blocks until all have called it, once an item. Raises, on
+        every process, the error of one that has failed.
+        """
         if self._address is None:
             self._address = self._serve_peers()
         own = Demand(runs, self._address, self._secret, boot_id())
@@ -81,11 +95,13 @@ class GroupPeers:
         demands: list[Demand] = [parsed(Demand, each) for each in told]
         for rank, each in enumerate(demands):
             if each.address and rank != self.index and rank not in self._peers:
-                self._peers[rank] = self._peer(rank, each)
+                secret = bytes.fromhex(each.secret)
+                peers = Peers({rank: each.address}, secret, timeout_s=SILENT_S, tls=self._tls)
+                self._peers[rank] = self._stack.enter_context(peers)
         return demands
 
     def finish(self) -> None:
-        """Blocks until all have what they need of an item: see RestorePeers."""
+        """Blocks until all processes have what they need of an item; raises as `meet`."""
         self._agreement.share(None)
 
     def _serve_peers(self) -> str:
@@ -94,8 +110,10 @@ class GroupPeers:
             self._tls = peer_tls()
             if self._tls is not None:
                 self._tls.check()
-            secret = bytes.fromhex(self._secret)
-            server = PartServer(self._host or own_address(), secret, self._tls)
+            address = self._host or host_address()
+            if address is None:
+                raise CheckpointError("which address of this host its peers reach is not known")
+            server = PartServer(address, bytes.fromhex(self._secret), self._tls)
         except (OSError, CheckpointError) as error:
             _log.warning("this process passes on nothing that it reads: %s", error_text(error))
             return ""
@@ -103,13 +121,11 @@ class GroupPeers:
         self._stack.enter_context(server)
         return server.address
 
-    def _peer(self, rank: int, told: Demand) -> Peers:
-        secret = bytes.fromhex(told.secret)
-        peers = Peers({rank: told.address}, secret, timeout_s=SILENT_S, tls=self._tls)
-        return self._stack.enter_context(peers)
-
     def read(self, rank: int, name: str, offset: int, buffers: Sequence[memoryview]) -> int | None:
-        """Reads from another process: see RestorePeers."""
+        """Reads what another process serves; None: that process is still reading it.
+
+        Raises OSError, FileNotFoundError where the other has dropped it.
+        """
         self._make_room(rank)
         try:
             return self._peers[rank].read(rank, name, offset, buffers)
@@ -127,16 +143,17 @@ class GroupPeers:
         self._peers[longest].close()
 
     def serve(self, item: str, source: BlockSource | None) -> None:
-        """Serves an item's blocks from now on, or no more: see RestorePeers."""
+        """Serves the others what a source of an item has, from now on; None: no more."""
         with self._lock:
             if source is None:
                 self._sources.pop(item, None)
             else:
                 self._sources[item] = source
 
-    def note(self, counts: Mapping[str, int]) -> None:
-        """Adds to the counts: see RestorePeers."""
-        self.counts.update(counts)
+    def note(self, **amounts: int) -> None:
+        """Counts bytes from the store and from peers, and what went wrong with these."""
+        with self._lock:
+            self.counts.update(amounts)
 
     def _find(self, name: str, offset: int, size: int) -> memoryview | None:
         item, _, block = name.partition("/")
@@ -166,7 +183,7 @@ class GroupPeers:
             source.close()
 
 
-def is_worth_sharing(read: str, storage: Storage, group: Group) -> bool:
+def is_worth_sharing(read: Reading, storage: Storage, group: Group) -> bool:
     """Says whether the processes of a group share what they read from a store.
 
     "auto" does so for stores that are no folder, whose every byte is a request.
