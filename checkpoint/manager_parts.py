@@ -14,7 +14,7 @@ from .agreement.misses import Misses
 from .errors import CheckpointError
 from .format.step_folders import parse_step_format
 from .lanes import DurableLane, Lane, LocalLane
-from .layouts.detect import ForeignSteps, find_foreign_steps, identify, warn_of_unread
+from .layouts.detect import OTHER_LAYOUTS, ForeignSteps, warn_of_unread
 from .local_tier.local_steps import LocalSteps
 from .options import Local, Options, Statistics
 from .policy import KeepPolicy, SavePolicy
@@ -29,7 +29,7 @@ from .steps.garbage import sweep_files
 from .steps.index import StepIndex
 from .steps.lineage import Lineage, StepOrder
 from .steps.object_claims import open_claims
-from .steps.opening import OpenRoot, look_at_steps, mark_left, open_root
+from .steps.opening import OpenRoot, mark_left, open_root
 from .steps.refusals import (
     refuse_step_folder,
     refuse_without_joining,
@@ -160,8 +160,7 @@ def _open_root(storage: Storage, group: Group, options: Options) -> OpenRoot:
         claims,
         group,
         options,
-        find_foreign=find_foreign_steps,
-        identify=identify,
+        layouts=OTHER_LAYOUTS,
         check=check,
         needs_claim=False,
     )
@@ -177,11 +176,7 @@ def _lineage_of(root: OpenRoot, index: StepIndex, *, begins: bool) -> Lineage | 
         return None
 
     def mark(storage: Storage, base: int, save: str, own: Collection[int]) -> None:
-        """Marks what the branch of a save leaves, of all that is in the store by now."""
-        found = look_at_steps(storage, find_foreign_steps, identify)
-        index.note_marked(
-            mark_left(storage, found, base=base, save=save, own=own, identify=identify)
-        )
+        index.note_marked(mark_left(storage, OTHER_LAYOUTS, base=base, save=save, own=own))
 
     return Lineage(
         root.storage,

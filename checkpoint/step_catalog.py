@@ -14,7 +14,7 @@ from .errors import CheckpointError, StepExists, StepNotFound, StepOutOfOrder, n
 from .format.record import SeenRecord
 from .format.step_folders import find_newest, has_record, read_step_names
 from .layouts.base import CheckpointInfo, CheckpointReader
-from .layouts.detect import ForeignSteps, find_foreign_steps, identify, stands_there
+from .layouts.detect import OTHER_LAYOUTS, ForeignSteps, identify, stands_there
 from .layouts.holdfast import HoldfastCheckpoint
 from .layouts.inspection import Structure, structure_of
 from .local_tier.local_steps import LocalSteps
@@ -23,7 +23,7 @@ from .saving.save import RootState
 from .steps.holds import letting_go
 from .steps.left_behind import NOTHING, left_among, read_marks
 from .steps.lineage import Position
-from .steps.opening import OpenRoot, list_root, look_at_steps
+from .steps.opening import OpenRoot, OtherLayouts, list_root, look_at_steps
 from .steps.refusals import why_no_steps
 from .storage.path import join
 from .storage.retries import until
@@ -55,7 +55,8 @@ class StepCatalog:
         """
         storage = until(self.root.storage, end_s)
         with naming_path(self.root.where):
-            found = look_at_steps(storage, lambda *_: self.foreign.folders(), identify)
+            layouts = OtherLayouts(lambda *_: self.foreign.folders(), identify)
+            found = look_at_steps(storage, layouts)
             unlisted = self._unlisted(max(found.steps, default=-1))
         left = {*found.left_behind, *(self.state.index.left_behind() & {*unlisted})}
         return [*found.steps, *unlisted, *self.foreign], sorted(left)
@@ -135,7 +136,7 @@ class StepCatalog:
 
     def reload(self) -> None:
         """Lists the store, at the primary, and the hosts again. Blocks."""
-        listing = list_root(self.root, find_foreign_steps, identify)
+        listing = list_root(self.root, OTHER_LAYOUTS)
         self.state.index.adopt(listing.steps)
         self.state.index.adopt_left(listing.left_behind)
         self.foreign.adopt(listing.foreign)

@@ -9,9 +9,9 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
@@ -50,9 +50,16 @@ from .lineage import BRANCHES
 _log = logging.getLogger(__name__)
 
 
-# Returns the steps in other people's layouts, given what a look at the root has shown and how it
-# calls its steps.
-FindForeign: TypeAlias = Callable[[Storage, RootListing, StepNames], dict[int, str]]
+@dataclass(frozen=True)
+class OtherLayouts:
+    """The steps of a root in other people's layouts, which this wing does not know.
+
+    `find` returns their folders' names, given what a look at the root has shown and how it calls
+    its steps. `identify` knows the saves of theirs, too.
+    """
+
+    find: Callable[[Storage, RootListing, StepNames], Mapping[int, str]] = lambda *_: {}
+    identify: Identify = identify_own
 
 
 @dataclass(frozen=True)
@@ -147,8 +154,7 @@ def open_root(
     group: Group,
     options: Options,
     *,
-    find_foreign: FindForeign | None = None,
-    identify: Identify = identify_own,
+    layouts: OtherLayouts = OtherLayouts(),
     check: Callable[[], None] = lambda: None,
     needs_claim: bool = True,
 ) -> OpenRoot:
@@ -156,8 +162,6 @@ def open_root(
     ran into.
 
     `check` raises, at the primary, what is wrong with the root, before anything is written there.
-    `find_foreign` returns the steps of other libraries' layouts, which this wing does not know, and
-    `identify` knows theirs too.
     Without `needs_claim` a root on a full disk is opened all the same, without a claim: see
     `claim_root`.
     """
@@ -167,9 +171,7 @@ def open_root(
 
     def open_it() -> Opening:
         check()
-        writer, listing = _open(
-            storage, claims, options, find_foreign, identify=identify, needs_claim=needs_claim
-        )
+        writer, listing = _open(storage, claims, options, layouts, needs_claim=needs_claim)
         listings.append(listing)
         return Opening(writer, listing.told(), launched_sharers() is None)
 
@@ -182,14 +184,12 @@ def open_root(
         writer=opening.writer,
         listing=listings[0] if listings else opening.listing,
     )
-    try:
+    with contextlib.ExitStack() as undo:
+        if group.index == 0 and root.listing.has_claim:
+            undo.enter_context(_or_fenced(claims, root.writer))
         sharers = find_sharers(
             group, f"{name}/hosts", options.save_timeout_s, asks=opening.asks_hosts
         )
-    except BaseException:
-        if group.index == 0 and root.listing.has_claim:
-            claims.fence(root.writer.id)
-        raise
     return replace(root, sharers=sharers)
 
 
@@ -208,11 +208,11 @@ def claim_root(root: OpenRoot) -> None:
     )
 
 
-def list_root(root: OpenRoot, find_foreign: FindForeign, identify: Identify) -> Listing:
+def list_root(root: OpenRoot, layouts: OtherLayouts) -> Listing:
     """Returns what the primary sees in a root by now, on every process; every process calls it."""
 
     def look() -> Listing:
-        return look_at_steps(root.storage, find_foreign, identify).told()
+        return look_at_steps(root.storage, layouts).told()
 
     name = f"{root.messages}/reload"
     told = _ask(root.storage, root.group, name, look, root.options.save_timeout_s)
@@ -222,8 +222,7 @@ def list_root(root: OpenRoot, find_foreign: FindForeign, identify: Identify) -> 
 
 def look_at_steps(
     storage: Storage,
-    find_foreign: FindForeign | None = None,
-    identify: Identify = identify_own,
+    layouts: OtherLayouts = OtherLayouts(),
     names: StepNames | None = None,
 ) -> Listing:
     """Returns the steps of a root, by a look at it; `names` are read where they are not known.
@@ -232,13 +231,13 @@ def look_at_steps(
     names = names or read_step_names(storage)
     listing = look_at_root(storage, names)
     marks = read_marks(storage, listing.files)
-    foreign = find_foreign(storage, listing, names) if find_foreign is not None else {}
-    folders = foreign | {step: names.name_of(step) for step in listing.steps}
-    foreign = {step: name for step, name in foreign.items() if step not in set(listing.steps)}
-    left = left_among(storage, folders, marks, identify) if marks else ()
+    own = {step: names.name_of(step) for step in listing.steps}
+    found = layouts.find(storage, listing, names).items()
+    foreign = {step: name for step, name in found if step not in own}
+    left = left_among(storage, foreign | own, marks, layouts.identify)
     files = listing.files
     return Listing(
-        tuple(listing.steps),
+        tuple(own),
         foreign,
         tuple(sorted(left)),
         step_names=names,
@@ -250,26 +249,22 @@ def look_at_steps(
 
 
 def mark_left(
-    storage: Storage,
-    found: Listing,
-    *,
-    base: int,
-    save: str,
-    own: Collection[int],
-    identify: Identify = identify_own,
+    storage: Storage, layouts: OtherLayouts, *, base: int, save: str, own: Collection[int]
 ) -> set[int]:
-    """Marks the steps above a base as left by the branch of a save, but for those of its `own`
-    that it has saved since it went back; returns those that are marked now. At the primary. Raises
-    Fenced, NotCommitted, OSError.
+    """Marks the steps above a base, of all that are there by now, as left by the branch of a save,
+    but for those of its `own` that it has saved since it went back; returns those that are marked
+    now. At the primary. Raises Fenced, NotCommitted, OSError.
     """
+    found = look_at_steps(storage, layouts)
     folders = {**found.foreign, **{step: found.step_names.name_of(step) for step in found.steps}}
-    going = {
-        step: folder
-        for step, folder in folders.items()
-        if step > base and step not in found.left_behind and step not in own
-    }
+    stay = {*found.left_behind, *own}
     marked = leave_behind(
-        storage, going, base=base, base_folder=folders.get(base), save=save, identify=identify
+        storage,
+        {step: folders[step] for step in folders if step > base and step not in stay},
+        base=base,
+        base_folder=folders.get(base),
+        save=save,
+        identify=layouts.identify,
     )
     if marked:
         _log.warning(
@@ -308,32 +303,30 @@ def _open(
     storage: Storage,
     claims: Claims,
     options: Options,
-    find_foreign: FindForeign | None,
+    layouts: OtherLayouts,
     *,
-    identify: Identify,
     needs_claim: bool,
 ) -> tuple[Writer, Listing]:
     writer = launched_writer()
-    # Who names no format reads it once, when others see the claim.
-    reads_later = options.step_format is None and not options.read_only
-    names = PLAIN_NAMES if reads_later else _step_names(storage, options)
+    # Who writes and names no format reads it once, when others see the claim.
+    reads_now = options.read_only or options.step_format is not None
+    names = _step_names(storage, options) if reads_now else None
     others = None if options.read_only else _claim(storage, claims, writer, needs_claim)
-    has_claim = others is not None
-    if has_claim:
-        try:
-            names = _settle_step_names(storage, claims, options, names, writer)
-        except BaseException:
-            claims.fence(writer.id)
-            raise
-    elif reads_later:
-        names = read_step_names(storage)
+    if others is None:
+        return writer, replace(look_at_steps(storage, layouts, names), has_claim=False)
+    with _or_fenced(claims, writer):
+        names = _settle_step_names(storage, claims, names, writer)
+        return writer, replace(look_at_steps(storage, layouts, names), others=others)
+
+
+@contextlib.contextmanager
+def _or_fenced(claims: Claims, writer: Writer) -> Iterator[None]:
+    """Takes the claim back where the block fails."""
     try:
-        found = look_at_steps(storage, find_foreign, identify, names)
+        yield
     except BaseException:
-        if has_claim:
-            claims.fence(writer.id)
+        claims.fence(writer.id)
         raise
-    return writer, replace(found, has_claim=has_claim, others=others or ())
 
 
 def _step_names(storage: Storage, options: Options) -> StepNames:
@@ -359,16 +352,16 @@ def _called_otherwise(storage: Storage, names: StepNames, wanted: StepNames) -> 
 
 
 def _settle_step_names(
-    storage: Storage, claims: Claims, options: Options, names: StepNames, writer: Writer
+    storage: Storage, claims: Claims, names: StepNames | None, writer: Writer
 ) -> StepNames:
-    """Returns how the root calls its steps, now that others see our claim; writes it, once, where
-    nothing says so yet.
+    """Returns how the root calls its steps, now that others see our claim; writes those that are
+    wanted, once, where nothing says so yet.
 
     Of two writers that begin a root the first decides; one that is there already calls its steps by
     plain numbers.
     """
     found = read_step_names(storage)
-    if found == names or options.step_format is None:
+    if names is None or found == names:
         return found
     if others := [other.id for other, _ in claims.others(writer.id)]:
         raise CheckpointError(
@@ -396,11 +389,8 @@ def _claim(
         if not _is_full(error):
             raise
     else:
-        try:
+        with _or_fenced(claims, writer):
             return fence_others(claims, writer).others
-        except BaseException:
-            claims.fence(writer.id)
-            raise
     others = fence_others(claims, writer).others
     sweep_files(storage, claims)
     try:
