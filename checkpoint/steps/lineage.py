@@ -169,12 +169,6 @@ class StepOrder:
         with self._lock:
             return bool(self._restored)
 
-    @property
-    def restores(self) -> int:
-        """How many restores there were."""
-        with self._lock:
-            return self._restores
-
     def may_go_back(self, step: int) -> bool:
         """Says whether the save of a step may go on from one below it that was restored."""
         with self._lock:
@@ -187,10 +181,13 @@ class StepOrder:
             self._restores += 1
             self._gone_back.discard(step)
 
-    def place(self, step: int, newest: int, *, overwrite: bool) -> Position:
+    def place(
+        self, step: int, newest: int, *, overwrite: bool, may_replace: bool = False
+    ) -> Position:
         """Returns the place of a save. `newest` is the newest step, NOTHING where there is none.
 
-        Raises StepOutOfOrder.
+        One that `may_replace` is no branch where nothing below it was restored. Raises
+        StepOutOfOrder.
         """
         with self._lock:
             restores = self._restores
@@ -202,6 +199,8 @@ class StepOrder:
             return Position(newest, restores=restores)
         if base is not None:
             return Position(base, is_branch=True, restores=restores)
+        if may_replace:
+            return Position(newest, restores=restores)
         raise StepOutOfOrder(
             f"step {step} of {self._where} would come before step {newest}, which is the newest"
             " there, and this manager has restored no step below it: nothing was written. To go on"
