@@ -234,8 +234,7 @@ class LocalLane(Lane):
         place = save.place
         if place.is_branch:
             # The primary has marked these, of the store: it has told all from which step on.
-            index.leave(step for step in self._catalog.known_steps() if step > place.base)
-            index.leave_marked()
+            index.leave_marked(step for step in self._catalog.known_steps() if step > place.base)
         self._state.order.saved(place)
         self._state.report()
 

@@ -131,17 +131,22 @@ def left_among(
     """Returns which of these steps, with the names of their folders, were left behind. It reads of
     those that a mark names. Raises as `identify`.
     """
-    saves: dict[int, set[str]] = {}
+    marked: dict[int, set[str]] = {}
     for mark in marks:
         for step in mark.steps.keys() & folders.keys():
-            saves.setdefault(step, set()).add(mark.steps[step])
-    marked = sorted(saves)
-    found = run_side_by_side(
-        lambda step: identify(storage, folders[step]), marked, storage.max_concurrency
-    )
+            marked.setdefault(step, set()).add(mark.steps[step])
     # What a record does not say is no reason to pass its step over: a restore says what is wrong.
-    pairs = zip(marked, found, strict=True)
-    return {step for step, save in pairs if save and save in saves[step]}
+    saves = _saves_of(storage, {step: folders[step] for step in marked}, identify)
+    return {step for step, save in saves.items() if save in marked[step]}
+
+
+def _saves_of(storage: Storage, folders: Mapping[int, str], identify: Identify) -> dict[int, str]:
+    """Returns the ids of the saves of steps, where something says so."""
+    steps = sorted(folders)
+    saves = run_side_by_side(
+        lambda step: identify(storage, folders[step]), steps, storage.max_concurrency
+    )
+    return {step: save for step, save in zip(steps, saves, strict=True) if save}
 
 
 def leave_behind(
@@ -157,19 +162,14 @@ def leave_behind(
 
     One whose record does not say whose it is stays as it is. Raises Fenced, NotCommitted, OSError.
     """
-    steps = sorted(folders)
-    saves = run_side_by_side(
-        lambda step: identify(storage, folders[step]), steps, storage.max_concurrency
-    )
-    named = {step: each for step, each in zip(steps, saves, strict=True) if each}
-    if not named:
-        return set()
-    base_save = "" if base_folder is None else identify(storage, base_folder)
-    mark = Mark(save, base, base_save, named)
-    # Where the name is taken an answer was lost: the id is this save's alone.
-    with contextlib.suppress(NameTaken):
-        storage.commit(mark.file_name, mark.to_bytes(), f"{FOLDER}/{writer_of(save)}")
-    return set(named)
+    saves = _saves_of(storage, folders, identify)
+    if saves:
+        base_save = "" if base_folder is None else identify(storage, base_folder)
+        mark = Mark(save, base, base_save, saves)
+        # Where the name is taken an answer was lost: the id is this save's alone.
+        with contextlib.suppress(NameTaken):
+            storage.commit(mark.file_name, mark.to_bytes(), f"{FOLDER}/{writer_of(save)}")
+    return set(saves)
 
 
 def prune_marks(storage: Storage, marks: Collection[Mark], left_behind: Collection[int]) -> None:

@@ -40,21 +40,19 @@ class LocalClaims:
         if writer.id in self._locks:
             return
         made = self._folder / f"new-{writer.id}"
-        lock: FileLock | None = None
         try:
-            self._make_folder()
-            lock = self._hold_lock_in(made)
-            (made / "claim.json").write_text(json.dumps(asdict(writer)))
-            if not self._single_writer:
-                _check_links(made)
-            # A claim gets its name last: no other process ever sees it without its lock.
-            made.rename(self._folder / writer.id)
-        except (OSError, CheckpointError) as error:
-            if lock is not None:
-                lock.close()
-            _remove(made)
-            if isinstance(error, CheckpointError):
-                raise
+            with contextlib.ExitStack() as undo:
+                undo.callback(_remove, made)
+                self._make_folder()
+                lock = self._hold_lock_in(made)
+                undo.callback(lock.close)
+                (made / "claim.json").write_text(json.dumps(asdict(writer)))
+                if not self._single_writer:
+                    _check_links(made)
+                # A claim gets its name last: no other process ever sees it without its lock.
+                made.rename(self._folder / writer.id)
+                undo.pop_all()
+        except OSError as error:
             raise CheckpointError(
                 f"cannot write a checkpoint in {self._folder.parent}: {error.strerror or error}"
                 f" ({error.filename or made}); expected a folder that this process may write to. To"
