@@ -89,16 +89,15 @@ def save(  # noqa: PLR0913
         raise ValueError(f"save: layout={layout!r}: expected 'holdfast' or 'orbax'")
     path = absolute(path)
     refuse_after_end(f"step {step} of {path}")
+    if layout == "orbax" and item == "state":
+        item = "default"  # as Orbax calls the only one
     chosen = _chosen("save", state, item, items)
+    order = SaveOrder(step, items=chosen, metadata=metadata, dtype=dtype, overwrite=overwrite)
     if layout == "orbax":
         _refuse_for_orbax(step, overwrite, per_process)
-        if items is None and item == "state":
-            chosen = {"default": state}  # as Orbax calls the only one
         _refuse_items_for_orbax(chosen)
-        order = SaveOrder(step, items=chosen, metadata=metadata, dtype=dtype)
         save_as_orbax(path, order, group, timeout_s)
         return
-    order = SaveOrder(step, items=chosen, metadata=metadata, dtype=dtype, overwrite=overwrite)
     options = Options(
         save_timeout_s=timeout_s, per_process=per_process, single_writer=single_writer
     )

@@ -84,7 +84,7 @@ class SingleSave:
         step = order.step if is_step(order.step) else 0
         save = OneSave(root=root, key=SaveKey(root.writer.id, 0, step), overwrite=order.overwrite)
         try:
-            check_named_step(order.step, root.where)
+            _check_step(order.step, root.where)
             if root.group.index == 0:
                 refuse_root_of_steps(root.storage, root.listing.steps)
                 if not order.overwrite:
@@ -131,16 +131,13 @@ class SingleSave:
 
 
 def _check_names(order: SaveOrder, path: str | os.PathLike[str]) -> None:
-    check_named_step(order.step, path)
+    _check_step(order.step, path)
     for name in order.chosen_items():
         check_item_name(name)
 
 
-def check_named_step(step: int, path: str | os.PathLike[str]) -> int:
-    """Returns the step.
-
-    Raises ValueError also where the folder is called as another step: no reader would take it.
-    """
+def _check_step(step: int, path: str | os.PathLike[str]) -> None:
+    """Raises ValueError, also where the folder is named as another step: no reader would take it."""
     step = check_step(step)
     named = other_step(step, open_storage(path), "")
     if named is not None:
@@ -149,7 +146,6 @@ def check_named_step(step: int, path: str | os.PathLike[str]) -> int:
             f"save: the folder {name} is called as step {named} is, and step={step}; call it"
             " otherwise, or leave `step` out"
         )
-    return step
 
 
 def _refuse_existing(storage: Storage) -> None:
