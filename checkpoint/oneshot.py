@@ -101,7 +101,7 @@ def save(  # noqa: PLR0913
     options = Options(
         save_timeout_s=timeout_s, per_process=per_process, single_writer=single_writer
     )
-    SingleSave.open(path, group, order, options).save(order)
+    SingleSave.stage(path, group, order, options).save()
 
 
 def save_async(path: str | os.PathLike[str], state: Any = None, **options: Any) -> SaveHandle:
@@ -134,8 +134,7 @@ def save_async(path: str | os.PathLike[str], state: Any = None, **options: Any) 
         per_process=words["per_process"],
         single_writer=words["single_writer"],
     )
-    single = SingleSave.open(path, words["group"], order, how)
-    handle = single.begin(single.stage(order))
+    handle = SingleSave.stage(path, words["group"], order, how).begin()
     if is_interpreter_ending():
         handle.wait()  # nobody may ask for the error
     return handle
