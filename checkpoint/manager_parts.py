@@ -37,7 +37,7 @@ from .steps.refusals import (
     warn_of_new_root,
     warn_of_writers,
 )
-from .steps.root_report import report_root
+from .steps.root_report import root_report
 from .steps.step_files import StepDeleter
 from .storage.base import Storage
 from .storage.path import open_storage
@@ -246,7 +246,8 @@ def _open_catalog(
 
     def report() -> None:
         if root.is_writing_primary:
-            report_root(root.group, root.where, index, tier.copies() if tier else {})
+            copies = tier.copies() if tier else {}
+            root.group.report(root=root_report(root.where, index, copies))
 
     state = RootState(
         index=index,

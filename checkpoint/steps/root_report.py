@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.coordination.names import on_the_wire
-from holdfast.multihost import Group
 
 from .index import StepIndex, StepInfo
 
@@ -23,37 +21,17 @@ class HostCopies(NamedTuple):
     holders: Sequence[Sequence[int]]
 
 
-def report_root(group: Group, path: str, index: StepIndex, local: Mapping[int, HostCopies]) -> None:
-    """Reports for the primary, through its group, what its index knows of the root, and the steps
-    that the hosts have. Never raises.
+def root_report(path: str, index: StepIndex, local: Mapping[int, HostCopies]) -> dict[str, Any]:
+    """Returns the fields of CheckpointRoot (proto/session.proto): what an index knows of the root,
+    and the steps that the hosts have.
     """
-    root = root_report(
-        path,
-        index.known(),
-        local,
-        damaged=index.passed_over(),
-        left_behind=index.left_behind(),
-        best=index.best_by_metric(),
-    )
-    group.report(root=root)
-
-
-def root_report(
-    path: str,
-    steps: Mapping[int, StepInfo],
-    local: Mapping[int, HostCopies],
-    *,
-    damaged: Collection[int] = (),
-    left_behind: Collection[int] = (),
-    best: Mapping[str, int] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """Returns the fields of CheckpointRoot (proto/session.proto): `steps` are in the root,
-    `left_behind` those that were, `best` the best step by each metric that the keep policy judges
-    by.
-    """
+    steps = index.known()
+    left_behind = index.left_behind()
+    damaged = index.passed_over()
+    best = index.best_by_metric()
     # What was left behind may have higher numbers, and is not the newest.
     line = sorted({*(step for step in steps if step not in left_behind), *local})
-    shown = sorted([*sorted({*left_behind} & {*steps} - {*line}), *line][-MOST_STEPS:])
+    shown = sorted([*sorted(left_behind & {*steps} - {*line}), *line][-MOST_STEPS:])
     described: list[dict[str, Any]] = []
     for step in shown:
         # What was left behind gives way to a local step of its number.
