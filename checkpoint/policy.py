@@ -179,7 +179,11 @@ class AtSteps:
     def __init__(self, steps: Iterable[int]) -> None:
         if not isinstance(steps, Iterable):
             raise TypeError(f"AtSteps: expected several steps, as in AtSteps([{steps!r}])")
-        object.__setattr__(self, "steps", frozenset(steps))
+        named = list(steps)
+        for step in named:
+            if not hasattr(step, "__index__"):
+                raise TypeError(f"AtSteps: steps are whole numbers, found {step!r}")
+        object.__setattr__(self, "steps", frozenset(map(operator.index, named)))
 
     def wants(self, context: PolicyContext) -> str:
         """Returns a reason at the named steps."""
