@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from .agreement.exchange import ask_primary
 from .errors import CheckpointError, StepExists, StepNotFound, StepOutOfOrder, naming_path
 from .format.record import SeenRecord
-from .format.step_folders import find_newest, has_record, read_step_names
+from .format.step_folders import find_newest, has_record
 from .layouts.base import CheckpointInfo, CheckpointReader
 from .layouts.detect import OTHER_LAYOUTS, ForeignSteps, identify, stands_there
 from .layouts.holdfast import HoldfastCheckpoint
@@ -56,7 +56,7 @@ class StepCatalog:
         storage = until(self.root.storage, end_s)
         with naming_path(self.root.where):
             layouts = OtherLayouts(lambda *_: self.foreign.folders(), identify)
-            found = look_at_steps(storage, layouts)
+            found = look_at_steps(storage, layouts, self.state.index.names)
             unlisted = self._unlisted(max(found.steps, default=-1))
         left = {*found.left_behind, *(self.state.index.left_behind() & {*unlisted})}
         return [*found.steps, *unlisted, *self.foreign], sorted(left)
@@ -122,7 +122,7 @@ class StepCatalog:
             def counts(step: int, folder: str) -> bool:
                 return not left_among(storage, {step: folder}, marks, identify)
 
-            own = find_newest(storage, read_step_names(storage), counts)
+            own = find_newest(storage, self.state.index.names, counts)
             others = [step for step, name in self.foreign.folders().items() if counts(step, name)]
         return others if own is None else [own, *others]
 

@@ -113,9 +113,14 @@ class StepIndex:
             return has_record(until(self._storage, end_s), self.folder(step))
         return step in self
 
+    @property
+    def names(self) -> StepNames:
+        """How the root calls its steps."""
+        return self._names or read_step_names(self._storage)
+
     def folder(self, step: int) -> str:
         """Returns the name of a step's folder."""
-        return (self._names or read_step_names(self._storage)).name_of(step)
+        return self.names.name_of(step)
 
     def steps(self) -> list[int]:
         """Returns the known steps, ascending."""

@@ -20,6 +20,8 @@ known to the root. A root without a known branch begins a run of its own.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import logging
 import math
@@ -63,6 +65,11 @@ class Branch:
     def start(self) -> BranchStart:
         """What the processes of a job tell each other of it."""
         return BranchStart(self.number, self.base)
+
+    @property
+    def file_name(self) -> str:
+        """The name of its file in the root."""
+        return f"{BRANCHES}/{self.number}.json"
 
     def to_bytes(self) -> bytes:
         """Returns the text of its file, which ends in its own checksum as a record does."""
@@ -289,37 +296,34 @@ class Lineage:
                 self._mark(storage, place.base, key.save_id, self._saved)
                 self._is_open = False
             if not self._is_open:
-                self._current = self._first_or_next(storage, place.base)
+                has_none = self._found_none and not self._begins
+                # For one save alone: other managers of the root may begin branches meanwhile.
+                self._found_none = False
+                self._current = None if has_none else self._begin(storage, place.base)
                 self._is_open = True
             if place.is_branch:
                 self._saved.add(key.step)
             return self._current
-
-    def _first_or_next(self, storage: Storage, base: int) -> Branch | None:
-        found_none = self._found_none
-        # For one save alone: other managers of the root may begin branches meanwhile.
-        self._found_none = False
-        return None if found_none and not self._begins else self._begin(storage, base)
 
     def _begin(self, storage: Storage, base: int) -> Branch | None:
         for _ in range(RACES):
             known = read_branches(storage)
             if not known and not self._begins:
                 return None
-            number = known[-1].number + 1 if known else 1
-            run = run_of(known) or secrets.token_hex(16)
-            where = where_of(storage)
-            branch = Branch(run, number, self._writer_id, base, where=where)
-            try:
-                storage.commit(
-                    f"{BRANCHES}/{number}.json", branch.to_bytes(), f"{FOLDER}/{self._writer_id}"
-                )
-            except NameTaken:
-                continue
-            _prune(storage, known)
-            return branch
+            branch = Branch(
+                run_of(known) or secrets.token_hex(16),
+                known[-1].number + 1 if known else 1,
+                self._writer_id,
+                base,
+                where=where_of(storage),
+            )
+            with contextlib.suppress(NameTaken):
+                claim = f"{FOLDER}/{self._writer_id}"
+                storage.commit(branch.file_name, branch.to_bytes(), claim)
+                _prune(storage, known)
+                return branch
         raise NameTaken(
-            17,
+            errno.EEXIST,
             f"other writers took {RACES} numbers of branches",
             f"{storage.root}/{BRANCHES}",
         )
@@ -327,9 +331,7 @@ class Lineage:
 
 def _prune(storage: Storage, known: Sequence[Branch]) -> None:
     try:
-        storage.delete(
-            [f"{BRANCHES}/{branch.number}.json" for branch in known[: -KEPT_BRANCHES + 1]]
-        )
+        storage.delete([branch.file_name for branch in known[: -KEPT_BRANCHES + 1]])
     except OSError as error:
         _log.warning(
             "old branches of %s could not be deleted, the next one does it: %s",
