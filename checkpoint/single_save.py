@@ -66,7 +66,9 @@ class SingleSave:
         members = given_or_default(group)
         if members.count == 1:
             # In a group it is found as the save is staged, so that all processes learn of it.
-            _check_names(order, path)
+            _check_step(order.step, path)
+            for name in order.chosen_items():
+                check_item_name(name)
         storage = open_storage(path, single_writer=options.single_writer)
         claims = open_claims(storage, single_writer=options.single_writer)
         root = open_root(storage, claims, members, options)
@@ -115,12 +117,6 @@ class SingleSave:
         finally:
             save.release()
             give_up_claim(self.root, is_unclear=result is None or result.is_unclear)
-
-
-def _check_names(order: SaveOrder, path: str | os.PathLike[str]) -> None:
-    _check_step(order.step, path)
-    for name in order.chosen_items():
-        check_item_name(name)
 
 
 def _check_step(step: int, path: str | os.PathLike[str]) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from .agreement.exchange import ask_primary
 from .agreement.group_record import SentRecord, read_record_together
@@ -263,14 +263,6 @@ class StepRestorer:
         return not options.cast and self._root.memory.has_room_for_each(nbytes)
 
 
-class Together(NamedTuple):
-    """The values by item, how the restore ended on all processes, and what came from where."""
-
-    values: dict[str, Any] | None
-    verdict: Verdict
-    counts: Counter[str]
-
-
 def restore_together(
     agreement: RestoreAgreement,
     opened: Callable[[], AbstractContextManager[CheckpointReader]],
@@ -279,8 +271,9 @@ def restore_together(
     *,
     path: str,
     shares: bool,
-) -> Together:
+) -> tuple[dict[str, Any] | None, Verdict, Counter[str]]:
     """Restores items of the checkpoint that `opened` opens, on all processes of a group. Blocks.
+    Returns the values by item, how the restore ended on all processes, and what came from where.
 
     Where it `shares`, alike on all, the processes pass on what they read. What any of them runs
     into is in the verdict of all; the store's errors name a file, or `path`.
@@ -305,4 +298,4 @@ def restore_together(
                 return restore_items(checkpoint, wanted, options)
 
         values, verdict = agreement.run(restore, path)
-    return Together(values, verdict, counts)
+    return values, verdict, counts
