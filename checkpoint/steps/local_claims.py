@@ -101,31 +101,18 @@ class LocalClaims:
 
         A claim of this process is removed, and its lock freed in any case.
         """
-        fenced: Path | None = None
+        # A name of its own: something that is no fenced claim may have one that could be foreseen.
+        fenced = self._folder / f"fenced-{secrets.token_hex(4)}"
         try:
             if writer_id in self.standing():
-                fenced = self._rename_away(writer_id)
+                with contextlib.suppress(FileNotFoundError):
+                    (self._folder / writer_id).rename(fenced)
         finally:
             lock = self._locks.pop(writer_id, None)
             if lock is not None:
                 lock.close()
-        if fenced is not None and lock is not None:
+        if lock is not None:
             _remove(fenced)  # after the lock: NFS and FUSE keep a file that is open
-
-    def _rename_away(self, writer_id: str) -> Path | None:
-        """Renames a claim to the name of a fenced one; returns its new path, None if it is gone."""
-        # Something that is no fenced claim may have the first name.
-        for fenced_id in (writer_id, secrets.token_hex(4)):
-            fenced = self._folder / f"fenced-{fenced_id}"
-            try:
-                (self._folder / writer_id).rename(fenced)
-                return fenced
-            except FileNotFoundError:
-                return None
-            except OSError as error:
-                if error.errno not in (errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-        raise OSError(errno.EEXIST, "it cannot be renamed", str(self._folder / writer_id))
 
     def standing(self) -> set[str]:
         """Lists the claims."""
