@@ -23,6 +23,7 @@ from typing import TypeAlias
 
 from ..errors import CheckpointError, Corrupt
 from ..format.item_report import SAVE_ID
+from ..format.limits import MALFORMED
 from ..format.record import FORMAT, whole
 from ..storage.base import NameTaken, Storage
 from ..storage.path import join
@@ -73,7 +74,7 @@ def _parse(data: bytes, path: str, save: str) -> Mark:
             found = json.loads(data)
             steps = {whole(int(step)): str(each) for step, each in found["steps"].items()}
             return Mark(save, whole(found["base"] + 1) - 1, str(found["base_save"]), steps)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except MALFORMED:
         pass
     raise Corrupt.at(
         path,

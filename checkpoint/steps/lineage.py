@@ -33,6 +33,7 @@ from dataclasses import asdict, dataclass
 
 from ..agreement.save_protocol import BranchStart, SaveKey
 from ..errors import CheckpointError, StepOutOfOrder
+from ..format.limits import MALFORMED
 from ..format.record import whole
 from ..storage.base import NameTaken, Storage
 from ..storage.retries import until
@@ -105,7 +106,7 @@ def _parse(data: bytes, number: int, where: str) -> Branch:
         ):
             base = whole(found["base"] + 1) - 1
             return Branch(found["run"], number, found["writer"], base, where=where)
-    except (ValueError, KeyError, TypeError):
+    except MALFORMED:
         pass
     return Branch("", number, "", NOTHING)
 
