@@ -27,9 +27,10 @@ from .step_restorer import StepRestorer
 from .steps.background import BackgroundWorker
 from .steps.garbage import sweep_files
 from .steps.index import StepIndex
-from .steps.lineage import Lineage, StepOrder
+from .steps.left_behind import leave_behind, prune_marks
+from .steps.lineage import BRANCHES, Lineage, StepOrder
 from .steps.object_claims import open_claims
-from .steps.opening import OpenRoot, mark_left, open_root
+from .steps.opening import OpenRoot, look_at_steps, open_root
 from .steps.refusals import (
     refuse_step_folder,
     refuse_without_joining,
@@ -176,13 +177,26 @@ def _lineage_of(root: OpenRoot, index: StepIndex, *, begins: bool) -> Lineage | 
         return None
 
     def mark(storage: Storage, base: int, save: str, own: Collection[int]) -> None:
-        index.note_marked(mark_left(storage, OTHER_LAYOUTS, base=base, save=save, own=own))
+        """Marks what the branch of a save leaves, of all that is there by now."""
+        found = look_at_steps(storage, OTHER_LAYOUTS, index.names)
+        marked = leave_behind(
+            storage,
+            found.folders,
+            base=base,
+            save=save,
+            stay={*found.left_behind, *own},
+            identify=OTHER_LAYOUTS.identify,
+        )
+        index.note_marked(marked)
+        prune_marks(storage, found.marks, found.left_behind)
 
+    files = root.listing.files
+    found_none = files is not None and not any(name.startswith(f"{BRANCHES}/") for name in files)
     return Lineage(
         root.storage,
         root.writer.id,
         begins=begins,
-        found_none=root.listing.has_no_branches,
+        found_none=found_none,
         mark=mark,
     )
 

@@ -36,16 +36,7 @@ from ..storage.base import NameTaken, Storage
 from ..storage.retries import until
 from .claims import FOLDER, FULL_ERRORS, Claims, Writer, launched_writer
 from .garbage import fence_others, sweep_files, sweep_step
-from .left_behind import (
-    Identify,
-    Mark,
-    identify_own,
-    leave_behind,
-    left_among,
-    prune_marks,
-    read_marks,
-)
-from .lineage import BRANCHES
+from .left_behind import Identify, Mark, identify_own, left_among, read_marks
 
 _log = logging.getLogger(__name__)
 
@@ -69,8 +60,7 @@ class Listing:
 
     `left_behind` are those of both that were. `step_names` is how the root calls its steps.
     `has_claim` is False for a reader, and where the disk was too full to make the claim: then
-    nothing may be saved, but steps be deleted. Where `has_no_branches`, the root's history had none
-    when it was listed; else that is not known. Who looked alone has `marks`, which say what was
+    nothing may be saved, but steps be deleted. Who looked alone has `marks`, which say what was
     left, `files`, the names of all files where they were listed, and of an opening `others`, the
     writers that have the root open too and are not known to be dead.
     """
@@ -80,10 +70,15 @@ class Listing:
     left_behind: tuple[int, ...] = ()
     has_claim: bool = True
     step_names: StepNames = PLAIN_NAMES
-    has_no_branches: bool = False
     marks: Sequence[Mark] = ()
     files: Collection[str] | None = None
     others: Sequence[Writer] = ()
+
+    @property
+    def folders(self) -> dict[int, str]:
+        """The names of the folders of all steps."""
+        own = {step: self.step_names.name_of(step) for step in self.steps}
+        return {**self.foreign, **own}
 
     def told(self) -> Self:
         """Returns what all processes hear of it: the rest may be much for a message."""
@@ -226,52 +221,14 @@ def look_at_steps(
     found = layouts.find(storage, listing, names).items()
     foreign = {step: name for step, name in found if step not in own}
     left = left_among(storage, foreign | own, marks, layouts.identify)
-    files = listing.files
     return Listing(
         tuple(own),
         foreign,
         tuple(sorted(left)),
         step_names=names,
-        has_no_branches=files is not None
-        and not any(name.startswith(f"{BRANCHES}/") for name in files),
         marks=marks,
-        files=files,
+        files=listing.files,
     )
-
-
-def mark_left(
-    storage: Storage, layouts: OtherLayouts, *, base: int, save: str, own: Collection[int]
-) -> set[int]:
-    """Marks the steps above a base, of all that are there by now, as left by the branch of a save,
-    but for those of its `own` that it has saved since it went back; returns those that are marked
-    now. At the primary. Raises Fenced, NotCommitted, OSError.
-    """
-    found = look_at_steps(storage, layouts)
-    folders = {**found.foreign, **{step: found.step_names.name_of(step) for step in found.steps}}
-    stay = {*found.left_behind, *own}
-    marked = leave_behind(
-        storage,
-        {step: folders[step] for step in folders if step > base and step not in stay},
-        base=base,
-        base_folder=folders.get(base),
-        save=save,
-        identify=layouts.identify,
-    )
-    if marked:
-        _log.warning(
-            "%s: saves go on from step %d, and leave behind what is above it, up to step %d (%d in"
-            " all): each is restored by its number alone, until a save of that number or a keep"
-            " policy takes it",
-            storage.root,
-            base,
-            max(marked),
-            len(marked),
-        )
-    try:
-        prune_marks(storage, found.marks, found.left_behind)
-    except OSError as error:
-        _log.warning("old marks of %s could not be deleted yet: %s", storage.root, error)
-    return marked
 
 
 def _ask(root: OpenRoot, name: str, work: Callable[[], Any]) -> Any:
