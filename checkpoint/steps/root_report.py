@@ -20,6 +20,11 @@ class HostCopies(NamedTuple):
     survives: int
     holders: Sequence[Sequence[int]]
 
+    def as_fields(self) -> dict[str, Any]:
+        """Returns the fields of CheckpointStep."""
+        copies = [{"processes": ranks} for ranks in self.holders]
+        return {"survives": self.survives, "copies": copies}
+
 
 def root_report(path: str, index: StepIndex, local: Mapping[int, HostCopies]) -> dict[str, Any]:
     """Returns the fields of CheckpointRoot (proto/session.proto): what an index knows of the root,
@@ -27,23 +32,22 @@ def root_report(path: str, index: StepIndex, local: Mapping[int, HostCopies]) ->
     """
     steps = index.known()
     left_behind = index.left_behind()
-    damaged = index.passed_over()
-    best = index.best_by_metric()
+    best = index.best_by_metric().items()
     # What was left behind may have higher numbers, and is not the newest.
     line = sorted({*(step for step in steps if step not in left_behind), *local})
-    shown = sorted([*sorted(left_behind & {*steps} - {*line}), *line][-MOST_STEPS:])
+    shown = [*sorted(left_behind & {*steps} - {*line}), *line][-MOST_STEPS:]
     described: list[dict[str, Any]] = []
-    for step in shown:
+    for step in sorted(shown):
         # What was left behind gives way to a local step of its number.
         is_local = step not in steps or (step in left_behind and step in local)
         copies = local[step] if is_local else HostCopies(0, ())
-        fields = steps.get(step, StepInfo()).as_fields() | {
+        fields = {
+            **steps.get(step, StepInfo()).as_fields(),
+            **copies.as_fields(),
             "step": step,
             "local": is_local,
-            "damaged": step in damaged,
-            "survives": copies.survives,
-            "copies": [{"processes": ranks} for ranks in copies.holders],
-            "best": [metric for metric, each in best.items() if each == step],
+            "damaged": step in index.passed_over(),
+            "best": [metric for metric, each in best if each == step],
         }
         if step in left_behind and not is_local:
             fields["left_behind"] = True
