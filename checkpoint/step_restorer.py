@@ -144,13 +144,17 @@ class StepRestorer:
             raise self._none_restores(failures, left)
         return newest, None if newest in line else self._local_key(newest)
 
-    def _none_restores(self, failures: Mapping[int, str], left: Collection[int]) -> StepNotFound:
+    def _none_restores(
+        self, failures: Mapping[int, str], left_behind: Collection[int]
+    ) -> StepNotFound:
         where = self._root.where
         if failures:
             tried = "; ".join(f"step {step}: {failure}" for step, failure in failures.items())
             return StepNotFound(f"no step of {where} restores: {tried}", path=where)
         storage = self._root.storage
-        more = f"; it has {sorted(left)}, which were left behind: name one" if left else ""
+        more = ""
+        if left_behind:
+            more = f"; it has {sorted(left_behind)}, which were left behind: name one"
         more = more or why_no_steps(storage) or why_not_read(list(StorePath(storage).names()))
         return StepNotFound(f"there is no step in {where}{more}", path=where)
 
