@@ -189,11 +189,16 @@ def open_root(
 
 def claim_root(root: OpenRoot) -> None:
     """Takes the claim that the disk had no room for when the root was opened; every process calls
-    it, before its first save.
+    it, before its first save. How the steps are called is settled then.
 
     Raises, on every process, what the primary ran into.
     """
-    _ask(root, f"{root.messages}/claim", lambda: root.claims.take(root.writer))
+
+    def claim() -> None:
+        root.claims.take(root.writer)
+        _settle_step_names(root, _step_names(root))
+
+    _ask(root, f"{root.messages}/claim", claim)
 
 
 def list_root(root: OpenRoot, layouts: OtherLayouts) -> Listing:

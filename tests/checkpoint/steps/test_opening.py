@@ -176,6 +176,20 @@ def disk(
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+def test_a_new_root_on_a_full_disk_gets_its_format_later(
+    disk: tuple[Path, Callable[[], None]],
+) -> None:
+    """With the claim, once there is room: its steps are called as was asked for."""
+    folder, fill = disk
+    fill()
+    options = replace(ANY_SPACE, step_format="ck_{:03d}")
+    with CheckpointManager(folder / "root", options=options) as manager:
+        for filler in folder.glob("filler*"):
+            filler.unlink()
+        manager.save(7, {"w": np.ones(3)})
+    assert (folder / "root" / "ck_007" / "checkpoint.json").is_file()
+
+
 def test_a_root_on_a_full_disk_opens(
     disk: tuple[Path, Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
