@@ -28,6 +28,8 @@ class Lane(ABC):
     Methods are for the manager's thread; saves run on the thread of `saver`.
     """
 
+    _has_claim = True  # or needs none; else the next save takes it
+
     def __init__(
         self,
         catalog: StepCatalog,
@@ -111,6 +113,9 @@ class Lane(ABC):
     def _next_save(self, order: SaveOrder) -> OneSave:
         # Before all that can fail: the next save has the same number on all processes.
         self._counter += 1
+        if not self._has_claim:
+            claim_root(self._catalog.root)
+            self._has_claim = True
         step = order.step if is_step(order.step) else 0
         return self._runner.new_save(self._counter, step)
 
@@ -178,13 +183,6 @@ class DurableLane(Lane):
                 self.join()
         return bool(self._scheduler.reason(step, busy=self._saver.busy()))
 
-    def _next_save(self, order: SaveOrder) -> OneSave:
-        save = super()._next_save(order)
-        if not self._has_claim:
-            claim_root(self._catalog.root)
-            self._has_claim = True
-        return save
-
     def _place_of(self, order: SaveOrder) -> Position:
         return self._catalog.place_of(order.step, overwrite=order.overwrite)
 
@@ -234,8 +232,7 @@ class LocalLane(Lane):
         place = save.place
         if place.is_branch:
             # The primary has marked these, of the store: it has told all from which step on.
-            index.leave(step for step in self._catalog.known_steps() if step > place.base)
-            index.leave_marked()
+            index.leave_marked(step for step in self._catalog.known_steps() if step > place.base)
         self._state.order.saved(place)
         self._state.report()
 

@@ -14,7 +14,7 @@ from .agreement.misses import Misses
 from .errors import CheckpointError
 from .format.step_folders import parse_step_format
 from .lanes import DurableLane, Lane, LocalLane
-from .layouts.detect import ForeignSteps, find_foreign_steps, identify, warn_of_unread
+from .layouts.detect import OTHER_LAYOUTS, ForeignSteps, warn_of_unread
 from .local_tier.local_steps import LocalSteps
 from .options import Local, Options, Statistics
 from .policy import KeepPolicy, SavePolicy
@@ -27,9 +27,10 @@ from .step_restorer import StepRestorer
 from .steps.background import BackgroundWorker
 from .steps.garbage import sweep_files
 from .steps.index import StepIndex
-from .steps.lineage import Lineage, StepOrder
+from .steps.left_behind import leave_behind, prune_marks
+from .steps.lineage import BRANCHES, Lineage, StepOrder
 from .steps.object_claims import open_claims
-from .steps.opening import OpenRoot, look_at_steps, mark_left, open_root
+from .steps.opening import OpenRoot, look_at_steps, open_root
 from .steps.refusals import (
     refuse_step_folder,
     refuse_without_joining,
@@ -37,7 +38,7 @@ from .steps.refusals import (
     warn_of_new_root,
     warn_of_writers,
 )
-from .steps.root_report import report_root
+from .steps.root_report import root_report
 from .steps.step_files import StepDeleter
 from .storage.base import Storage
 from .storage.path import open_storage
@@ -160,8 +161,7 @@ def _open_root(storage: Storage, group: Group, options: Options) -> OpenRoot:
         claims,
         group,
         options,
-        find_foreign=find_foreign_steps,
-        identify=identify,
+        layouts=OTHER_LAYOUTS,
         check=check,
         needs_claim=False,
     )
@@ -177,17 +177,26 @@ def _lineage_of(root: OpenRoot, index: StepIndex, *, begins: bool) -> Lineage | 
         return None
 
     def mark(storage: Storage, base: int, save: str, own: Collection[int]) -> None:
-        """Marks what the branch of a save leaves, of all that is in the store by now."""
-        found = look_at_steps(storage, find_foreign_steps, identify)
-        index.note_marked(
-            mark_left(storage, found, base=base, save=save, own=own, identify=identify)
+        """Marks what the branch of a save leaves, of all that is there by now."""
+        found = look_at_steps(storage, OTHER_LAYOUTS, index.names)
+        marked = leave_behind(
+            storage,
+            found.folders,
+            base=base,
+            save=save,
+            stay={*found.left_behind, *own},
+            identify=OTHER_LAYOUTS.identify,
         )
+        index.note_marked(marked)
+        prune_marks(storage, found.marks, found.left_behind)
 
+    files = root.listing.files
+    found_none = files is not None and not any(name.startswith(f"{BRANCHES}/") for name in files)
     return Lineage(
         root.storage,
         root.writer.id,
         begins=begins,
-        found_none=root.listing.has_no_branches,
+        found_none=found_none,
         mark=mark,
     )
 
@@ -251,7 +260,8 @@ def _open_catalog(
 
     def report() -> None:
         if root.is_writing_primary:
-            report_root(root.group, root.where, index, tier.copies() if tier else {})
+            copies = tier.copies() if tier else {}
+            root.group.report(root=root_report(root.where, index, copies))
 
     state = RootState(
         index=index,

@@ -90,20 +90,19 @@ def save(  # noqa: PLR0913
         raise ValueError(f"save: layout={layout!r}: expected 'holdfast' or 'orbax'")
     path = absolute(path)
     refuse_after_end(f"step {step} of {path}")
+    if layout == "orbax" and item == "state":
+        item = "default"  # as Orbax calls the only one
     chosen = _chosen("save", state, item, items)
+    order = SaveOrder(step, items=chosen, metadata=metadata, dtype=dtype, overwrite=overwrite)
     if layout == "orbax":
         _refuse_for_orbax(step, overwrite, per_process)
-        if items is None and item == "state":
-            chosen = {"default": state}  # as Orbax calls the only one
         _refuse_items_for_orbax(chosen)
-        order = SaveOrder(step, items=chosen, metadata=metadata, dtype=dtype)
         save_as_orbax(path, order, group, timeout_s)
         return
-    order = SaveOrder(step, items=chosen, metadata=metadata, dtype=dtype, overwrite=overwrite)
     options = Options(
         save_timeout_s=timeout_s, per_process=per_process, single_writer=single_writer
     )
-    SingleSave.open(path, group, order, options).save(order)
+    SingleSave.stage(path, group, order, options).save()
 
 
 def save_async(path: str | os.PathLike[str], state: Any = None, **options: Any) -> SaveHandle:
@@ -136,8 +135,7 @@ def save_async(path: str | os.PathLike[str], state: Any = None, **options: Any) 
         per_process=words["per_process"],
         single_writer=words["single_writer"],
     )
-    single = SingleSave.open(path, words["group"], order, how)
-    handle = single.begin(single.stage(order))
+    handle = SingleSave.stage(path, words["group"], order, how).begin()
     if is_interpreter_ending():
         handle.wait()  # nobody may ask for the error
     return handle

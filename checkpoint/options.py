@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -232,15 +232,22 @@ _WORDS = {
     "on_save_error": '"raise" or "warn"',
     "on_replicas_differ": '"warn", "raise" or "ignore"',
 }
-_ABOVE_0 = (
-    "save_timeout_s",
-    "restore_timeout_s",
-    "exit_timeout_s",
-    "claim_age_s",
-    "max_missed_saves",
-    "host_memory_bytes",
-    "hang_timeout_s",
-)
+
+
+def _check_above_0(
+    settings: Options | Local, names: Collection[str], *, whole: Collection[str]
+) -> None:
+    """Raises ValueError for a setting that is no number above 0, of `whole` no whole one. None is
+    one where its type says so.
+    """
+    kind = type(settings)
+    for name in [*names, *whole]:
+        value = getattr(settings, name)
+        if value is None and "None" in kind.__annotations__[name]:
+            continue
+        if not isinstance(value, Integral if name in whole else Real) or not value > 0:
+            expected = "a whole number above 0" if name in whole else "above 0"
+            raise ValueError(f"{kind.__name__}: {name} must be {expected}, found {value!r}")
 
 
 @answers_foreign_words(
@@ -338,26 +345,29 @@ class Options:
             value = getattr(self, name)
             if value not in words.split('"')[1::2]:
                 raise ValueError(f"Options: {name} is {words}, not {value!r}")
-        for name in _ABOVE_0:
-            value = getattr(self, name)
-            is_set = value is not None or getattr(Options, name) is not None
-            if is_set and not (isinstance(value, Real) and float(value) > 0):
-                raise ValueError(f"Options: {name} must be above 0, found {value!r}")
+        _check_above_0(
+            self,
+            (
+                "save_timeout_s",
+                "restore_timeout_s",
+                "exit_timeout_s",
+                "claim_age_s",
+                "host_memory_bytes",
+                "hang_timeout_s",
+            ),
+            whole=("max_missed_saves", "full_every", "max_steps_ahead"),
+        )
+        for name in ("may_differ", "per_process", "progress"):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
+                raise TypeError(f"Options: {name} expects a function, found {function!r}")
         if self.hang_exit and self.hang_timeout_s is None:
             raise ValueError("Options: hang_exit=True expects hang_timeout_s, the time until then")
-        ahead = self.max_steps_ahead
-        if ahead is not None and (not isinstance(ahead, int) or ahead < 1):
-            raise ValueError(
-                f"Options: max_steps_ahead={ahead!r} expects a whole number above 0, or None"
-            )
         # The next save reads the files, and its sweep deletes in the folders.
         _check_mode("file_mode", self.file_mode, 0o400)
         _check_mode("folder_mode", self.folder_mode, 0o700)
-        if self.full_every is not None and (self.full_every < 1 or not self.incremental):
-            raise ValueError(
-                f"Options: full_every={self.full_every!r} expects a whole number above 0, and"
-                " incremental=True"
-            )
+        if self.full_every is not None and not self.incremental:
+            raise ValueError(f"Options: full_every={self.full_every!r} expects incremental=True")
 
 
 def _check_mode(name: str, mode: int | None, needed: int) -> None:
@@ -404,12 +414,11 @@ class Local:
         object.__setattr__(self, "path", absolute(self.path))
         if "://" in str(self.path):
             raise ValueError(f"Local: {self.path}: expected a folder of this host, found a URL")
-        if self.replicas < 0:
-            raise ValueError(f"Local: replicas={self.replicas!r}: expected 0 or more")
-        for name in ("keep", "timeout_s", "max_bytes", "rate_bytes_s"):
-            bound = getattr(self, name)
-            if bound is not None and not bound > 0:
-                raise ValueError(f"Local: {name}={bound!r}: expected a number above 0")
+        if not isinstance(self.replicas, Integral) or self.replicas < 0:
+            raise ValueError(
+                f"Local: replicas must be a whole number of 0 or more, found {self.replicas!r}"
+            )
+        _check_above_0(self, ("timeout_s", "max_bytes", "rate_bytes_s"), whole=("keep",))
 
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9_+.-]*://")

@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, SupportsFloat
+from typing import ClassVar, Literal, Protocol, SupportsFloat
 
 CLOCK_SLACK_S = 60.0  # by which two managers' clocks may differ without a contradiction
 
@@ -81,34 +81,33 @@ class KeepPolicy(Protocol):
 
 def check_save_policy(name: str, policy: object) -> None:
     """Raises TypeError, with the right spelling, unless it is a save policy."""
-    _check_policy(name, policy, "wants", "EveryNSteps")
+    _check_argument(name, policy, "wants", "EveryNSteps")
 
 
 def check_keep_policy(name: str, policy: object) -> None:
     """Raises TypeError, with the right spelling, unless it is a keep policy."""
-    _check_policy(name, policy, "keeps", "KeepLast")
+    _check_argument(name, policy, "keeps", "KeepLast")
 
 
-def _has_verb(policy: object, verb: str) -> bool:
-    # A class has the verb too, and is no policy yet.
-    return callable(getattr(policy, verb, None)) and not isinstance(policy, type)
-
-
-def _check_policy(name: str, policy: object, verb: str, example: str) -> None:
-    if _has_verb(policy, verb):
-        return
-    _refuse_other_kind(f"{name}={_shown(policy)}", policy, verb)
+def _check_argument(name: str, policy: object, verb: str, example: str) -> None:
     number = policy if type(policy) is int else 3
-    raise TypeError(
-        f"{name}={policy!r} is no policy: write {name}={example}({number}), or pass an object with"
-        f" a method `{verb}`"
-    )
+    advice = f"write {name}={example}({number}), or pass an object with a method `{verb}`"
+    _check_policy(f"{name}={_shown(policy)}", policy, verb, f"{name}={policy!r}", advice)
 
 
-def _refuse_other_kind(given: str, policy: object, verb: str) -> None:
-    """Raises TypeError for a keep policy where a save policy is expected, and the other way round;
-    `verb` is that of the expected one.
+def _check_inner(kind: str, policies: Iterable[object], verb: str, example: str) -> None:
+    advice = f"write {kind}({example}(3), ...), with a policy for each argument"
+    for policy in policies:
+        _check_policy(f"{kind}({_shown(policy)})", policy, verb, f"{kind}: {policy!r}", advice)
+
+
+def _check_policy(given: str, policy: object, verb: str, named: str, advice: str) -> None:
+    """Raises TypeError unless it is a policy with this verb; `given` and `named` say which it is,
+    where it is one of the other kind and where it is none.
     """
+    # A class has the verb too, and is no policy yet.
+    if callable(getattr(policy, verb, None)) and not isinstance(policy, type):
+        return
     if verb == "wants" and callable(getattr(policy, "keeps", None)):
         raise TypeError(
             f"{given} says which steps stay, and not when to save: write"
@@ -119,19 +118,11 @@ def _refuse_other_kind(given: str, policy: object, verb: str) -> None:
             f"{given} says when to save, and not which steps stay: write"
             f" save_policy={_shown(policy)}, and keep_policy=KeepLast(3)"
         )
+    raise TypeError(f"{named} is no policy: {advice}")
 
 
 def _shown(policy: object) -> str:
     return f"{policy.__name__}(...)" if isinstance(policy, type) else repr(policy)
-
-
-def _check_inner(kind: str, policy: object, verb: str, example: str) -> None:
-    if not _has_verb(policy, verb):
-        _refuse_other_kind(f"{kind}({_shown(policy)})", policy, verb)
-        raise TypeError(
-            f"{kind}: {policy!r} is no policy: write {kind}({example}(3), ...), with a policy for"
-            " each argument"
-        )
 
 
 @dataclass(frozen=True)
@@ -148,6 +139,14 @@ class _Counted:
 
 
 @dataclass(frozen=True)
+class _Timed:
+    seconds: float
+
+    def __post_init__(self) -> None:
+        need_positive(type(self).__name__, "seconds", self.seconds)
+
+
+@dataclass(frozen=True)
 class EveryNSteps(_Counted):
     """Saves steps 0, n, 2n, ..."""
 
@@ -159,13 +158,10 @@ class EveryNSteps(_Counted):
 
 
 @dataclass(frozen=True)
-class EveryNSeconds:
+class EveryNSeconds(_Timed):
     """Saves when `seconds` have passed since the last save began, by the primary's clock."""
 
-    seconds: float
-
-    def __post_init__(self) -> None:
-        need_positive("EveryNSeconds", "seconds", self.seconds)
+    uses_clock: ClassVar[bool] = True
 
     def wants(self, context: PolicyContext) -> str:
         """Returns a reason once the time has passed."""
@@ -174,13 +170,20 @@ class EveryNSeconds:
         return f"{context.elapsed_s:.1f} s since the last save, of {self.seconds:g} s"
 
 
+@dataclass(frozen=True, init=False, repr=False)
 class AtSteps:
     """Saves the steps that it names: `AtSteps({10, 100, 1000})`."""
+
+    steps: frozenset[int]
 
     def __init__(self, steps: Iterable[int]) -> None:
         if not isinstance(steps, Iterable):
             raise TypeError(f"AtSteps: expected several steps, as in AtSteps([{steps!r}])")
-        self.steps = frozenset(steps)
+        named = list(steps)
+        for step in named:
+            if not hasattr(step, "__index__"):
+                raise TypeError(f"AtSteps: steps are whole numbers, found {step!r}")
+        object.__setattr__(self, "steps", frozenset(map(operator.index, named)))
 
     def wants(self, context: PolicyContext) -> str:
         """Returns a reason at the named steps."""
@@ -188,12 +191,6 @@ class AtSteps:
 
     def __repr__(self) -> str:
         return f"AtSteps({sorted(self.steps)})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AtSteps) and self.steps == other.steps
-
-    def __hash__(self) -> int:
-        return hash(self.steps)
 
 
 @dataclass(frozen=True)
@@ -224,8 +221,7 @@ class AnyOf:
     policies: tuple[SavePolicy, ...]
 
     def __init__(self, *policies: SavePolicy) -> None:
-        for policy in policies:
-            _check_inner("AnyOf", policy, "wants", "EveryNSteps")
+        _check_inner("AnyOf", policies, "wants", "EveryNSteps")
         object.__setattr__(self, "policies", policies)
 
     def wants(self, context: PolicyContext) -> str:
@@ -294,16 +290,11 @@ def _overtaken(steps: Sequence[StepFacts], sign: int) -> set[int]:
 
 
 @dataclass(frozen=True)
-class KeepLatestFor:
+class KeepLatestFor(_Timed):
     """Keeps the steps whose saves began at most `seconds` before that of the newest in time, and
     those whose time is not known, or contradicts that of another manager (the clock jumped, or the
     job went back to an older step).
     """
-
-    seconds: float
-
-    def __post_init__(self) -> None:
-        need_positive("KeepLatestFor", "seconds", self.seconds)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns the steps of the last `seconds`."""
@@ -319,18 +310,13 @@ class KeepLatestFor:
 
 
 @dataclass(frozen=True)
-class KeepEverySeconds:
+class KeepEverySeconds(_Timed):
     """Keeps the oldest step, and each whose save began at least `seconds` after that of the one
     kept before it.
 
     A step stays whose time is not known, or contradicts that of another manager. What it keeps once
     it keeps for good: of the steps in between none is needed.
     """
-
-    seconds: float
-
-    def __post_init__(self) -> None:
-        need_positive("KeepEverySeconds", "seconds", self.seconds)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
         """Returns steps that far apart."""
@@ -396,8 +382,7 @@ class KeepAnyOf:
     policies: tuple[KeepPolicy, ...]
 
     def __init__(self, *policies: KeepPolicy) -> None:
-        for policy in policies:
-            _check_inner("KeepAnyOf", policy, "keeps", "KeepLast")
+        _check_inner("KeepAnyOf", policies, "keeps", "KeepLast")
         object.__setattr__(self, "policies", policies)
 
     def keeps(self, steps: Sequence[StepFacts]) -> set[int]:
@@ -424,16 +409,19 @@ def to_delete(
     overtaken = [
         facts.step for facts in ascending if facts.step in left_behind and facts.step <= newest
     ]
-    if _keeps_all(policy):
+    if any(isinstance(each, KeepAll) for each in _and_inner(policy)):
         overtaken = []
     stay = policy.keeps(line) | {newest}
     goes = [*overtaken, *(facts.step for facts in line)]
     return [step for step in goes if step not in stay]
 
 
-def _keeps_all(policy: KeepPolicy) -> bool:
-    inner = policy.policies if isinstance(policy, KeepAnyOf) else ()
-    return isinstance(policy, KeepAll) or any(map(_keeps_all, inner))
+def _and_inner(policy: SavePolicy | KeepPolicy | None) -> Iterator[object]:
+    """Yields a policy, and those that are in it, at any depth."""
+    yield policy
+    if isinstance(policy, AnyOf | KeepAnyOf):
+        for inner in policy.policies:
+            yield from _and_inner(inner)
 
 
 def best_rule(
@@ -449,12 +437,8 @@ def best_rule(
     return replace(rule, mode=mode) if rule and mode else rule
 
 
-def _best_rules(policy: KeepPolicy) -> Iterator[KeepBest]:
-    if isinstance(policy, KeepBest):
-        yield policy
-    if isinstance(policy, KeepAnyOf):
-        for inner in policy.policies:
-            yield from _best_rules(inner)
+def _best_rules(policy: KeepPolicy) -> list[KeepBest]:
+    return [each for each in _and_inner(policy) if isinstance(each, KeepBest)]
 
 
 def best_by_metric(policy: KeepPolicy, steps: Sequence[StepFacts]) -> dict[str, int]:
@@ -465,7 +449,7 @@ def best_by_metric(policy: KeepPolicy, steps: Sequence[StepFacts]) -> dict[str, 
 
 def unknown_metrics(policy: KeepPolicy, steps: Sequence[StepFacts]) -> list[str]:
     """Returns a sentence for each KeepBest in `policy` whose metric none of the steps has."""
-    rules = list(_best_rules(policy))
+    rules = _best_rules(policy)
     if not rules:
         return []
     known = sorted({name for facts in steps for name in facts.metrics})
@@ -490,16 +474,9 @@ def uses_clock(policy: SavePolicy) -> bool:
     """Says whether a policy's answer rests on a clock; a policy of the caller's own says so with a
     true attribute `uses_clock`.
     """
-    inner = policy.policies if isinstance(policy, AnyOf) else ()
-    return (
-        isinstance(policy, EveryNSeconds)
-        or bool(getattr(policy, "uses_clock", False))
-        or any(map(uses_clock, inner))
-    )
+    return any(getattr(each, "uses_clock", False) for each in _and_inner(policy))
 
 
 def asks_preemption(policy: SavePolicy | None) -> bool:
     """Says whether OnPreemption is part of a policy."""
-    return isinstance(policy, OnPreemption) or (
-        isinstance(policy, AnyOf) and any(map(asks_preemption, policy.policies))
-    )
+    return any(isinstance(each, OnPreemption) for each in _and_inner(policy))

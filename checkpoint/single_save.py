@@ -46,71 +46,63 @@ class SingleSave:
     """Saves one checkpoint into a folder that is claimed for it, and gives the claim up."""
 
     root: OpenRoot
+    staged: OneSave
 
     @classmethod
-    def open(
+    def stage(
         cls,
         path: str | os.PathLike[str],
         group: Group | None,
         order: SaveOrder,
         options: Options,
     ) -> Self:
-        """Opens and claims a folder for an order. Every process of the group calls it.
+        """Opens and claims a folder for an order, and stages its save. Every process of the group
+        calls it.
 
-        Without a group it is the default one, and what `refuse_without_joining` raises.
+        Without a group it is the default one, and what `refuse_without_joining` raises. In a group
+        an error of staging is in the save, so that all learn of it. Where it raises, the claim is
+        given up.
         """
         members = given_or_default(group)
         if members.count == 1:
-            # In a group `stage` finds what is wrong, so that all processes learn of it.
-            _check_names(order, path)
+            # In a group it is found as the save is staged, so that all processes learn of it.
+            _check_step(order.step, path)
+            for name in order.chosen_items():
+                check_item_name(name)
         storage = open_storage(path, single_writer=options.single_writer)
         claims = open_claims(storage, single_writer=options.single_writer)
         root = open_root(storage, claims, members, options)
-        single = cls(root)
-        if group is None:
-            try:
-                refuse_without_joining(root)
-            except BaseException:
-                single._give_up()
-                raise
-        return single
-
-    def stage(self, order: SaveOrder) -> OneSave:
-        """Returns the save with its tree; in a group an error is in it, so that all learn of it.
-
-        Where it raises, the claim is given up.
-        """
-        root = self.root
         step = order.step if is_step(order.step) else 0
         save = OneSave(root=root, key=SaveKey(root.writer.id, 0, step), overwrite=order.overwrite)
         try:
-            check_named_step(order.step, root.where)
-            if root.group.index == 0:
-                refuse_root_of_steps(root.storage, root.listing.steps)
+            if group is None:
+                refuse_without_joining(root)
+            _check_step(order.step, root.where)
+            if members.index == 0:
+                refuse_root_of_steps(storage, root.listing.steps)
                 if not order.overwrite:
-                    _refuse_existing(root.storage)
+                    _refuse_existing(storage)
             SaveStager(root).stage(save, order)
         except BaseException as error:
-            if isinstance(error, Exception) and root.group.count > 1:
-                save.fail(error)
-                return save
-            self._give_up()
-            raise
-        return save
+            if not isinstance(error, Exception) or members.count == 1:
+                give_up_claim(root, is_unclear=False)
+                raise
+            save.fail(error)
+        return cls(root, save)
 
-    def save(self, order: SaveOrder) -> None:
-        """Does the save of an order. Blocks; raises its error."""
-        result = self.run(self.stage(order))
+    def save(self) -> None:
+        """Does the save. Blocks; raises its error."""
+        result = self.run(self.staged)
         if result.error is not None:
             raise result.error
 
-    def begin(self, save: OneSave) -> SaveHandle:
-        """Begins a save that goes on when its call has returned; returns when the caller may donate
-        or overwrite its arrays.
+    def begin(self) -> SaveHandle:
+        """Begins the save, which goes on when its call has returned; returns when the caller may
+        donate or overwrite its arrays.
         """
         saver = AsyncSaver(self)
         try:
-            return saver.begin(save)
+            return saver.begin(self.staged)
         finally:
             saver.leave()  # nobody may ask for the error
 
@@ -124,22 +116,12 @@ class SingleSave:
             return broken_off(save, error)
         finally:
             save.release()
-            self._give_up(is_unclear=result is None or result.is_unclear)
-
-    def _give_up(self, *, is_unclear: bool = False) -> None:
-        give_up_claim(self.root, is_unclear=is_unclear)
+            give_up_claim(self.root, is_unclear=result is None or result.is_unclear)
 
 
-def _check_names(order: SaveOrder, path: str | os.PathLike[str]) -> None:
-    check_named_step(order.step, path)
-    for name in order.chosen_items():
-        check_item_name(name)
-
-
-def check_named_step(step: int, path: str | os.PathLike[str]) -> int:
-    """Returns the step.
-
-    Raises ValueError also where the folder is called as another step: no reader would take it.
+def _check_step(step: int, path: str | os.PathLike[str]) -> None:
+    """Raises ValueError for what is no step, and where the folder is called as another one: no
+    reader would take it.
     """
     step = check_step(step)
     named = other_step(step, open_storage(path), "")
@@ -149,7 +131,6 @@ def check_named_step(step: int, path: str | os.PathLike[str]) -> int:
             f"save: the folder {name} is called as step {named} is, and step={step}; call it"
             " otherwise, or leave `step` out"
         )
-    return step
 
 
 def _refuse_existing(storage: Storage) -> None:
@@ -221,7 +202,7 @@ def _save_together(path: str, order: SaveOrder, group: Group, timeout_s: float) 
     try:
         # The name is this save's own: nobody else writes there.
         options = Options(save_timeout_s=timeout_s, single_writer=True)
-        SingleSave.open(aside, group, order, options).save(order)
+        SingleSave.stage(aside, group, order, options).save()
         if made:
             _convert(aside, made[0], group, f"{name}/end", timeout_s)
         else:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from .agreement.exchange import ask_primary
 from .errors import CheckpointError, StepExists, StepNotFound, StepOutOfOrder, naming_path
 from .format.record import SeenRecord
-from .format.step_folders import find_newest, has_record, read_step_names
+from .format.step_folders import find_newest, has_record
 from .layouts.base import CheckpointInfo, CheckpointReader
-from .layouts.detect import ForeignSteps, find_foreign_steps, identify, stands_there
+from .layouts.detect import OTHER_LAYOUTS, ForeignSteps, identify, stands_there
 from .layouts.holdfast import HoldfastCheckpoint
 from .layouts.inspection import Structure, structure_of
 from .local_tier.local_steps import LocalSteps
@@ -23,7 +23,7 @@ from .saving.save import RootState
 from .steps.holds import letting_go
 from .steps.left_behind import NOTHING, left_among, read_marks
 from .steps.lineage import Position
-from .steps.opening import OpenRoot, list_root, look_at_steps
+from .steps.opening import OpenRoot, OtherLayouts, list_root, look_at_steps
 from .steps.refusals import why_no_steps
 from .storage.path import join
 from .storage.retries import until
@@ -55,14 +55,11 @@ class StepCatalog:
         """
         storage = until(self.root.storage, end_s)
         with naming_path(self.root.where):
-            found = look_at_steps(storage, lambda *_: self.foreign.folders(), identify)
+            layouts = OtherLayouts(lambda *_: self.foreign.folders(), identify)
+            found = look_at_steps(storage, layouts, self.state.index.names)
             unlisted = self._unlisted(max(found.steps, default=-1))
         left = {*found.left_behind, *(self.state.index.left_behind() & {*unlisted})}
         return [*found.steps, *unlisted, *self.foreign], sorted(left)
-
-    def list_steps(self) -> list[int]:
-        """Returns the steps of the store, by a look at it."""
-        return self.look()[0]
 
     def _unlisted(self, newest: int) -> list[int]:
         """Returns the steps newer than all listed ones that are there, though a store does not list
@@ -79,17 +76,22 @@ class StepCatalog:
         """Returns the steps of the store that are known without a look at it, ascending."""
         return sorted([*self.state.index.steps(), *self.foreign])
 
-    def durable_steps(self) -> list[int]:
-        """Returns the steps of the store, ascending; in a group what all processes know alike."""
-        return sorted(self.list_steps()) if self.root.group.count == 1 else self.known_steps()
+    def _known_alike(self) -> tuple[list[int], list[int]]:
+        """Returns what `look` does, in a group what all processes know alike."""
+        if self.root.group.count == 1:
+            return self.look()
+        return self.known_steps(), self.left_steps()
 
     def local_steps(self) -> list[int]:
         """Returns the steps of the hosts, ascending."""
         return [] if self.tier is None else self.tier.steps()
 
     def all_steps(self) -> list[int]:
-        """Returns the steps of store and hosts, ascending."""
-        return sorted({*self.durable_steps(), *self.local_steps()})
+        """Returns the steps of store and hosts, ascending; of the store in a group what all
+        processes know alike.
+        """
+        durable, _ = self._known_alike()
+        return sorted({*durable, *self.local_steps()})
 
     def left_steps(self) -> list[int]:
         """Returns the known steps that were left behind, ascending."""
@@ -98,16 +100,15 @@ class StepCatalog:
     def latest_step(self) -> int | None:
         """Returns the newest step of store and hosts that was not left behind."""
         is_alone = self.root.group.count == 1
-        if is_alone and self.root.storage.posix is not None:
-            return max([*self._newest_in_folder(), *self.local_steps()], default=None)
-        return max([*self.line(), *self.local_steps()], default=None)
+        is_folder = self.root.storage.posix is not None
+        durable = self._newest_in_folder() if is_alone and is_folder else self.line()
+        return max([*durable, *self.local_steps()], default=None)
 
     def line(self) -> list[int]:
         """Returns the steps of the store that were not left behind, ascending; in a group what all
         processes know alike.
         """
-        is_alone = self.root.group.count == 1
-        steps, left = self.look() if is_alone else (self.known_steps(), self.left_steps())
+        steps, left = self._known_alike()
         return sorted({*steps} - {*left})
 
     def _newest_in_folder(self) -> list[int]:
@@ -121,7 +122,7 @@ class StepCatalog:
             def counts(step: int, folder: str) -> bool:
                 return not left_among(storage, {step: folder}, marks, identify)
 
-            own = find_newest(storage, read_step_names(storage), counts)
+            own = find_newest(storage, self.state.index.names, counts)
             others = [step for step, name in self.foreign.folders().items() if counts(step, name)]
         return others if own is None else [own, *others]
 
@@ -131,11 +132,12 @@ class StepCatalog:
         """
         if step in self.state.index.left_behind() and step in self.local_steps():
             return False
-        return step in self.foreign or self._exists(step)
+        with naming_path(self.path_of(step)):
+            return step in self.foreign or self.state.index.exists(step)
 
     def reload(self) -> None:
         """Lists the store, at the primary, and the hosts again. Blocks."""
-        listing = list_root(self.root, find_foreign_steps, identify)
+        listing = list_root(self.root, OTHER_LAYOUTS)
         self.state.index.adopt(listing.steps)
         self.state.index.adopt_left(listing.left_behind)
         self.foreign.adopt(listing.foreign)
@@ -154,29 +156,27 @@ class StepCatalog:
                 f"step {step} of {where} was written by another library; save another step",
                 step=step,
             )
-        replaces = overwrite or step in self.state.index.passed_over()
+        is_left = step in self.state.index.left_behind()
+        was_passed_over = step in self.state.index.passed_over()
         try:
-            place = self.local_place_of(step, overwrite=overwrite)
+            place = self.local_place_of(step, overwrite=overwrite, may_replace=was_passed_over)
         except StepOutOfOrder:
-            is_left = step in self.state.index.left_behind()
-            if not (replaces or is_left) and self._is_known_to_exist(step):
+            if not is_left and self._is_known_to_exist(step):
                 raise self._exists_already(step) from None
-            if not replaces:
-                raise
-            place = Position(self._newest_known(step), restores=self.state.order.restores)
-        if replaces:
-            return replace(place, replaces=True)
-        if not self._is_known_to_exist(step):
-            return place
-        if place.is_branch or step in self.state.index.left_behind():
-            return replace(place, replaces=True)
-        raise self._exists_already(step)
+            raise
+        replaces = overwrite or was_passed_over
+        if not replaces and self._is_known_to_exist(step):
+            if not (place.is_branch or is_left):
+                raise self._exists_already(step)
+            replaces = True
+        return replace(place, replaces=replaces)
 
-    def local_place_of(self, step: int, *, overwrite: bool = False) -> Position:
-        """Returns where a save stands among the steps, whatever it replaces. Raises
-        StepOutOfOrder.
-        """
-        return self.state.order.place(step, self._newest_known(step), overwrite=overwrite)
+    def local_place_of(
+        self, step: int, *, overwrite: bool = False, may_replace: bool = False
+    ) -> Position:
+        """Returns where a save stands among the steps, see `StepOrder.place`."""
+        newest = self._newest_known(step)
+        return self.state.order.place(step, newest, overwrite=overwrite, may_replace=may_replace)
 
     def _newest_known(self, saved: int) -> int:
         """Returns the newest step that is known, for the save of another one: a local step of its
@@ -227,10 +227,6 @@ class StepCatalog:
     def is_local(self, step: int) -> bool:
         """Says whether the hosts have a step, and the store has not."""
         return step in self.local_steps() and not self.has(step)
-
-    def _exists(self, step: int) -> bool:
-        with naming_path(self.path_of(step)):
-            return self.state.index.exists(step)
 
     @contextlib.contextmanager
     def looking_for(self, step: int) -> Iterator[None]:
@@ -333,10 +329,8 @@ class StepCatalog:
         is_durable, is_last = ask_primary(
             group, name, lambda: self._find(step, end_s), timeout_s, question="find"
         )
-        if is_last and self.tier is None:
-            self._begin_below(step, end_s)
-        elif is_last and self.tier is not None:
-            self.tier.roll_back(step, lambda: self._begin_below(step, end_s), timeout_s)
+        if is_last:
+            self._roll_back(step, end_s, timeout_s)
         if not is_durable:
             return
         # Where it stays, it stays on all: their lists are alike.
@@ -384,11 +378,19 @@ class StepCatalog:
             line = {*index.steps()} - index.left_behind()
         return is_durable, step in local or step == max([*line, *local], default=step)
 
-    def _begin_below(self, step: int, end_s: float) -> None:
-        if self.state.lineage is None:
-            return  # the primary does
-        with naming_path(self.root.where):
-            self.state.lineage.deleting_newest(step, end_s)
+    def _roll_back(self, step: int, end_s: float, timeout_s: float) -> None:
+        """Lets no local step from `step` on come back."""
+
+        def begin_below() -> None:
+            lineage = self.state.lineage
+            if lineage is not None:  # else the primary does
+                with naming_path(self.root.where):
+                    lineage.deleting_newest(step, end_s)
+
+        if self.tier is None:
+            begin_below()
+        else:
+            self.tier.roll_back(step, begin_below, timeout_s)
 
     def _remove(self, step: int, end_s: float) -> None:
         """Deletes a step of the store, at the primary. Raises CheckpointError where it stays."""

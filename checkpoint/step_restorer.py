@@ -7,10 +7,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from .agreement.exchange import ask_primary
 from .agreement.group_record import SentRecord, read_record_together
@@ -127,44 +127,40 @@ class StepRestorer:
     ) -> tuple[int, LocalKey | None]:
         """Returns the step to restore, alike on all processes: the newest that did not fail."""
         if chosen is not None and not fallback:
-            key = self._local_key(chosen)
             # The store is asked only where it matters: opening the step will say the rest.
-            if key is not None and self._catalog.has(chosen):
-                key = None
-            return chosen, key
-        durable, left = self._agreed_steps()
+            return chosen, self._local_key(chosen) if self._catalog.is_local(chosen) else None
+        durable, left = ask_primary(
+            self._root.group,
+            f"{self._root.messages}/steps",
+            self._catalog.look,
+            self._timeout_s,
+        )
         # What was left behind comes back by its number alone.
         line = {*durable} - {*left}
         steps = line | {*self._catalog.local_steps()} | ({*durable} & {chosen})
         steps -= failures.keys()
         newest = max((step for step in steps if chosen is None or step <= chosen), default=None)
         if newest is None:
-            where = self._root.where
-            storage = self._root.storage
-            tried = "; ".join(f"step {step}: {failure}" for step, failure in failures.items())
-            more = f"; it has {sorted(left)}, which were left behind: name one" if left else ""
-            more = more or why_no_steps(storage) or why_not_read(list(StorePath(storage).names()))
-            raise StepNotFound(
-                f"no step of {where} restores: {tried}"
-                if tried
-                else f"there is no step in {where}{more}",
-                path=where,
-            )
+            raise self._none_restores(failures, left)
         return newest, None if newest in line else self._local_key(newest)
+
+    def _none_restores(
+        self, failures: Mapping[int, str], left_behind: Collection[int]
+    ) -> StepNotFound:
+        where = self._root.where
+        if failures:
+            tried = "; ".join(f"step {step}: {failure}" for step, failure in failures.items())
+            return StepNotFound(f"no step of {where} restores: {tried}", path=where)
+        storage = self._root.storage
+        more = ""
+        if left_behind:
+            more = f"; it has {sorted(left_behind)}, which were left behind: name one"
+        more = more or why_no_steps(storage) or why_not_read(list(StorePath(storage).names()))
+        return StepNotFound(f"there is no step in {where}{more}", path=where)
 
     def _local_key(self, step: int) -> LocalKey | None:
         found = [] if self._tier is None else self._tier.found()
         return next((key for key in found if key.step == step), None)
-
-    def _agreed_steps(self) -> tuple[list[int], list[int]]:
-        """Returns the primary's listing, and what was left behind, on every process."""
-        steps, left = ask_primary(
-            self._root.group,
-            f"{self._root.messages}/steps",
-            self._catalog.look,
-            self._timeout_s,
-        )
-        return steps, left
 
     # --- one step
 
@@ -217,19 +213,6 @@ class StepRestorer:
                 self._state.lineage.restored()
         return values, verdict
 
-    def _hold(self, step: int, folder: str, hold_s: float) -> None:
-        """Raises StepGone where the step goes, so that it is held whenever it has been restored."""
-        if hold_s <= 0 or self._root.group.index:
-            return
-        if not take_hold(self._root.storage, step, folder, hold_s):
-            where = self._root.where
-            raise StepGone(
-                f"step {step} of {where} cannot be held: a keep policy lets it go, or it is gone;"
-                " restore a newer step",
-                path=where,
-                step=step,
-            )
-
     def _open_durable(
         self,
         step: int,
@@ -239,13 +222,24 @@ class StepRestorer:
         *,
         hold_s: float,
     ) -> CheckpointReader:
+        """Returns a step of the store, held where that is wanted. Raises StepGone where it goes, so
+        that it is held whenever it has been restored.
+        """
+        root = self._root
         folder = self._state.index.folder(step)
         with self._catalog.looking_for(step):
             record, has_room = self._read_record(folder, wanted, options)
         if has_room:
             agreement.found_room()
-        self._hold(step, folder, hold_s)
-        return HoldfastCheckpoint(self._root.storage, folder, record)
+        holds = hold_s > 0 and root.group.index == 0
+        if holds and not take_hold(root.storage, step, folder, hold_s):
+            raise StepGone(
+                f"step {step} of {root.where} cannot be held: a keep policy lets it go, or it is"
+                " gone; restore a newer step",
+                path=root.where,
+                step=step,
+            )
+        return HoldfastCheckpoint(root.storage, folder, record)
 
     def _read_record(
         self, folder: str, wanted: Iterable[str], options: RestoreOptions
@@ -273,14 +267,6 @@ class StepRestorer:
         return not options.cast and self._root.memory.has_room_for_each(nbytes)
 
 
-class Together(NamedTuple):
-    """The values by item, how the restore ended on all processes, and what came from where."""
-
-    values: dict[str, Any] | None
-    verdict: Verdict
-    counts: Counter[str]
-
-
 def restore_together(
     agreement: RestoreAgreement,
     opened: Callable[[], AbstractContextManager[CheckpointReader]],
@@ -289,8 +275,9 @@ def restore_together(
     *,
     path: str,
     shares: bool,
-) -> Together:
+) -> tuple[dict[str, Any] | None, Verdict, Counter[str]]:
     """Restores items of the checkpoint that `opened` opens, on all processes of a group. Blocks.
+    Returns the values by item, how the restore ended on all processes, and what came from where.
 
     Where it `shares`, alike on all, the processes pass on what they read. What any of them runs
     into is in the verdict of all; the store's errors name a file, or `path`.
@@ -315,4 +302,4 @@ def restore_together(
                 return restore_items(checkpoint, wanted, options)
 
         values, verdict = agreement.run(restore, path)
-    return Together(values, verdict, counts)
+    return values, verdict, counts

@@ -134,24 +134,8 @@ class _WatchedRoot:
 
     def newest(self) -> _FoundStep | None:
         """Returns the newest step, if there is one to be found."""
-        return self._look() if self._is_due() else None
-
-    def fresh(self) -> list[_FoundStep]:
-        """Returns all new steps, ascending."""
-        found = [self._found(step) for step in reversed(self._newer())]
-        return [each for each in found if each is not None]
-
-    def _is_due(self) -> bool:
-        if self._storage.posix is not None:
-            return True
-        # Read before the listing: what is saved after it has another hint.
-        hint = read_hint(self._storage)
-        is_due = hint is None or hint != self._hint or self._unlisted + 1 >= FULL_EVERY
-        self._hint = hint
-        self._unlisted = 0 if is_due else self._unlisted + 1
-        return is_due
-
-    def _look(self) -> _FoundStep | None:
+        if not self._is_due():
+            return None
         before: list[int] | None = None
         for _ in range(LOOKS):
             newer = self._newer()
@@ -162,6 +146,20 @@ class _WatchedRoot:
                 return found
             before = newer
         return None
+
+    def fresh(self) -> list[_FoundStep]:
+        """Returns all new steps, ascending."""
+        return list(filter(None, map(self._found, reversed(self._newer()))))
+
+    def _is_due(self) -> bool:
+        if self._storage.posix is not None:
+            return True
+        # Read before the listing: what is saved after it has another hint.
+        hint = read_hint(self._storage)
+        is_due = hint is None or hint != self._hint or self._unlisted + 1 >= FULL_EVERY
+        self._hint = hint
+        self._unlisted = 0 if is_due else self._unlisted + 1
+        return is_due
 
     def _found(self, step: int) -> _FoundStep | None:
         """Returns a step, None where it is not there."""

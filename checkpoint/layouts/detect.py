@@ -55,6 +55,7 @@ from ..restoring.surgery import operate
 from ..restoring.view_reader import read_by_other_paths
 from ..steps.left_behind import Mark, identify_own, left_among, read_marks
 from ..steps.lineage import read_branches, run_of
+from ..steps.opening import OtherLayouts
 from ..steps.refusals import roots_alike
 from ..storage.base import Entry, Storage
 from ..storage.path import StorePath, join, open_storage, split
@@ -270,6 +271,10 @@ def identify(storage: Storage, folder: str) -> str:
     if checkpoint is None or checkpoint.info.layout == "holdfast":
         return ""
     return f"{checkpoint.info.layout} {checkpoint.info.finished_s}"
+
+
+# What the opening of a root asks of the layouts.
+OTHER_LAYOUTS = OtherLayouts(find_foreign_steps, identify)
 
 
 def left_steps(storage: Storage, steps: Mapping[int, tuple[str, CheckpointLayout]]) -> set[int]:

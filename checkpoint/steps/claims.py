@@ -19,12 +19,13 @@ import re
 import secrets
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from holdfast.coordination import Fenced
 from holdfast.multihost.group.runtime import launched_spec
 
+from ..format.limits import MALFORMED
 from ..storage.steady_time import steady_time_s
 
 FOLDER = ".holdfast"
@@ -150,17 +151,10 @@ class Claims(Protocol):
 def parse_writer(data: bytes, writer_id: str) -> Writer:
     """Reads a claim; one that cannot be read is that of an unknown writer."""
     try:
-        claim: Any = json.loads(data)
-        return Writer(
-            writer_id,
-            str(claim["job"]),
-            int(claim["attempt"]),
-            str(claim["host"]),
-            pid=int(claim["pid"]),
-            renewed_s=float(claim["renewed_s"]),
-            process=int(claim["process"]),
-            launched_ms=int(claim.get("launched_ms", 0)),
-        )
-    except (ValueError, TypeError, KeyError):
+        claim = {"launched_ms": 0} | json.loads(data)  # of an earlier version without it
+        _, *others = fields(Writer)
+        told: dict[str, Any] = {each.name: type(each.default)(claim[each.name]) for each in others}
+        return Writer(writer_id, **told)
+    except MALFORMED:
         # Cut off by a crash, perhaps: the claim stands all the same, and its lock says who lives.
         return Writer(writer_id)

@@ -130,27 +130,21 @@ def _delete_suspects(
     return names
 
 
-def _unnamed(storage: Storage, step_dir: str, names: Sequence[str]) -> list[str]:
-    """Returns the files that a step's record does not name; none where that is not known."""
-    named = _named(storage, step_dir)
-    return [] if named is None else [name for name in names if name not in named]
-
-
-def _named(storage: Storage, step_dir: str) -> set[str] | None:
-    """Returns the files that a step's record names, none without a record.
-
-    None (touch nothing): the record is damaged, or it may be there.
+def _unnamed(storage: Storage, step_dir: str, names: Sequence[str]) -> Sequence[str]:
+    """Returns the files that a step's record does not name, all without a record; none where the
+    record is damaged, or may be there.
     """
     try:
-        return set(read_record(storage, step_dir).file_names())
+        named = set(read_record(storage, step_dir).file_names())
     except StepNotFound:
         # A client of a shared file system may not find a record that is there. It is believed only
         # where a listing shows other files of the step, and no record beside them.
-        names = [entry.name for entry in storage.list(step_dir)]
-        return set() if names and join(step_dir, RECORD_NAME) not in names else None
+        listed = [entry.name for entry in storage.list(step_dir)]
+        return names if listed and join(step_dir, RECORD_NAME) not in listed else []
     except CheckpointError as error:
         _log.warning("%s is left as it is: %s", join(storage.root, step_dir), error)
-        return None
+        return []
+    return [name for name in names if name not in named]
 
 
 def _delete_empty(storage: Storage, step_dir: str) -> None:

@@ -113,9 +113,14 @@ class StepIndex:
             return has_record(until(self._storage, end_s), self.folder(step))
         return step in self
 
+    @property
+    def names(self) -> StepNames:
+        """How the root calls its steps."""
+        return self._names or read_step_names(self._storage)
+
     def folder(self, step: int) -> str:
         """Returns the name of a step's folder."""
-        return (self._names or read_step_names(self._storage)).name_of(step)
+        return self.names.name_of(step)
 
     def steps(self) -> list[int]:
         """Returns the known steps, ascending."""
@@ -131,23 +136,20 @@ class StepIndex:
         with self._lock:
             return set(self._left_behind)
 
-    def leave(self, steps: Iterable[int]) -> None:
-        """Knows steps as left behind."""
-        with self._lock:
-            self._left_behind.update(steps)
-
     def note_marked(self, steps: Iterable[int]) -> None:
         """Notes steps that the primary has marked as left, for `leave_marked`."""
         with self._lock:
             self._marked.update(steps)
 
-    def leave_marked(self) -> bool:
-        """Knows what was marked as left behind, once the save that leaves it is there; says whether
-        that is news. Until then, and where that fails until the next save, all know the same.
+    def leave_marked(self, also: Iterable[int] = ()) -> bool:
+        """Knows what was marked as left behind, and some `also`, once the save that leaves it is
+        there; says whether that is news. Until then, and where that fails until the next save, all
+        know the same.
         """
         with self._lock:
-            is_news = not self._marked <= self._left_behind
-            self._left_behind |= self._marked
+            left = self._left_behind.union(self._marked, also)
+            is_news = left != self._left_behind
+            self._left_behind = left
             self._marked = set()
             return is_news
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from typing import TypeAlias
 
 from ..errors import CheckpointError, Corrupt
 from ..format.item_report import SAVE_ID
+from ..format.limits import MALFORMED
 from ..format.record import FORMAT, whole
 from ..storage.base import NameTaken, Storage
 from ..storage.path import join
@@ -31,6 +33,7 @@ from ..storage.threads import run_side_by_side
 from ..storage.tombstone import RECORD_NAME, is_sealed, sealed_json
 from .claims import FOLDER, writer_of
 
+_log = logging.getLogger(__name__)
 LEFT = f"{FOLDER}/left"
 NOTHING = -1  # the base of what goes on from no step
 KEPT_MARKS = 64  # files that hold for nothing any more: those who wait for steps may need them
@@ -73,7 +76,7 @@ def _parse(data: bytes, path: str, save: str) -> Mark:
             found = json.loads(data)
             steps = {whole(int(step)): str(each) for step, each in found["steps"].items()}
             return Mark(save, whole(found["base"] + 1) - 1, str(found["base_save"]), steps)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except MALFORMED:
         pass
     raise Corrupt.at(
         path,
@@ -131,17 +134,22 @@ def left_among(
     """Returns which of these steps, with the names of their folders, were left behind. It reads of
     those that a mark names. Raises as `identify`.
     """
-    saves: dict[int, set[str]] = {}
+    marked: dict[int, set[str]] = {}
     for mark in marks:
         for step in mark.steps.keys() & folders.keys():
-            saves.setdefault(step, set()).add(mark.steps[step])
-    marked = sorted(saves)
-    found = run_side_by_side(
-        lambda step: identify(storage, folders[step]), marked, storage.max_concurrency
-    )
+            marked.setdefault(step, set()).add(mark.steps[step])
     # What a record does not say is no reason to pass its step over: a restore says what is wrong.
-    pairs = zip(marked, found, strict=True)
-    return {step for step, save in pairs if save and save in saves[step]}
+    saves = _saves_of(storage, {step: folders[step] for step in marked}, identify)
+    return {step for step, save in saves.items() if save in marked[step]}
+
+
+def _saves_of(storage: Storage, folders: Mapping[int, str], identify: Identify) -> dict[int, str]:
+    """Returns the ids of the saves of steps, where something says so."""
+    steps = sorted(folders)
+    saves = run_side_by_side(
+        lambda step: identify(storage, folders[step]), steps, storage.max_concurrency
+    )
+    return {step: save for step, save in zip(steps, saves, strict=True) if save}
 
 
 def leave_behind(
@@ -149,34 +157,44 @@ def leave_behind(
     folders: Mapping[int, str],
     *,
     base: int,
-    base_folder: str | None,
     save: str,
-    identify: Identify = identify_own,
+    stay: Collection[int],
+    identify: Identify,
 ) -> set[int]:
-    """Marks these steps as left by the branch of a save, durably; returns those that are marked.
+    """Marks the steps above a base as left by the branch of a save, durably, but for those that
+    `stay`; returns those that are marked.
 
-    One whose record does not say whose it is stays as it is. Raises Fenced, NotCommitted, OSError.
+    One whose record does not say whose it is stays too. Raises Fenced, NotCommitted, OSError.
     """
-    steps = sorted(folders)
-    saves = run_side_by_side(
-        lambda step: identify(storage, folders[step]), steps, storage.max_concurrency
-    )
-    named = {step: each for step, each in zip(steps, saves, strict=True) if each}
-    if not named:
+    going = {step: name for step, name in folders.items() if step > base and step not in stay}
+    saves = _saves_of(storage, going, identify)
+    if not saves:
         return set()
-    base_save = "" if base_folder is None else identify(storage, base_folder)
-    mark = Mark(save, base, base_save, named)
+    base_save = identify(storage, folders[base]) if base in folders else ""
+    mark = Mark(save, base, base_save, saves)
     # Where the name is taken an answer was lost: the id is this save's alone.
     with contextlib.suppress(NameTaken):
         storage.commit(mark.file_name, mark.to_bytes(), f"{FOLDER}/{writer_of(save)}")
-    return set(named)
+    _log.warning(
+        "%s: saves go on from step %d, and leave behind what is above it, up to step %d (%d in"
+        " all): each is restored by its number alone, until a save of that number or a keep"
+        " policy takes it",
+        storage.root,
+        base,
+        max(saves),
+        len(saves),
+    )
+    return set(saves)
 
 
 def prune_marks(storage: Storage, marks: Collection[Mark], left_behind: Collection[int]) -> None:
-    """Deletes marks that hold for no step any more, where there are many. Raises OSError."""
-    void = [mark for mark in marks if not mark.steps.keys() & set(left_behind)]
+    """Deletes marks that hold for no step any more, where there are many."""
+    void = [mark for mark in marks if mark.steps.keys().isdisjoint(left_behind)]
     if len(void) > KEPT_MARKS:
-        storage.delete([mark.file_name for mark in void])
+        try:
+            storage.delete([mark.file_name for mark in void])
+        except OSError as error:
+            _log.warning("old marks of %s could not be deleted yet: %s", storage.root, error)
 
 
 def goes_on_from(marks: Iterable[Mark], step: int, save: str) -> int:

@@ -20,6 +20,8 @@ known to the root. A root without a known branch begins a run of its own.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import logging
 import math
@@ -31,6 +33,7 @@ from dataclasses import asdict, dataclass
 
 from ..agreement.save_protocol import BranchStart, SaveKey
 from ..errors import CheckpointError, StepOutOfOrder
+from ..format.limits import MALFORMED
 from ..format.record import whole
 from ..storage.base import NameTaken, Storage
 from ..storage.retries import until
@@ -63,6 +66,11 @@ class Branch:
     def start(self) -> BranchStart:
         """What the processes of a job tell each other of it."""
         return BranchStart(self.number, self.base)
+
+    @property
+    def file_name(self) -> str:
+        """The name of its file in the root."""
+        return f"{BRANCHES}/{self.number}.json"
 
     def to_bytes(self) -> bytes:
         """Returns the text of its file, which ends in its own checksum as a record does."""
@@ -98,7 +106,7 @@ def _parse(data: bytes, number: int, where: str) -> Branch:
         ):
             base = whole(found["base"] + 1) - 1
             return Branch(found["run"], number, found["writer"], base, where=where)
-    except (ValueError, KeyError, TypeError):
+    except MALFORMED:
         pass
     return Branch("", number, "", NOTHING)
 
@@ -169,12 +177,6 @@ class StepOrder:
         with self._lock:
             return bool(self._restored)
 
-    @property
-    def restores(self) -> int:
-        """How many restores there were."""
-        with self._lock:
-            return self._restores
-
     def may_go_back(self, step: int) -> bool:
         """Says whether the save of a step may go on from one below it that was restored."""
         with self._lock:
@@ -187,10 +189,13 @@ class StepOrder:
             self._restores += 1
             self._gone_back.discard(step)
 
-    def place(self, step: int, newest: int, *, overwrite: bool) -> Position:
+    def place(
+        self, step: int, newest: int, *, overwrite: bool, may_replace: bool = False
+    ) -> Position:
         """Returns the place of a save. `newest` is the newest step, NOTHING where there is none.
 
-        Raises StepOutOfOrder.
+        One that `may_replace` is no branch where nothing below it was restored. Raises
+        StepOutOfOrder.
         """
         with self._lock:
             restores = self._restores
@@ -202,6 +207,8 @@ class StepOrder:
             return Position(newest, restores=restores)
         if base is not None:
             return Position(base, is_branch=True, restores=restores)
+        if may_replace:
+            return Position(newest, restores=restores)
         raise StepOutOfOrder(
             f"step {step} of {self._where} would come before step {newest}, which is the newest"
             " there, and this manager has restored no step below it: nothing was written. To go on"
@@ -290,37 +297,34 @@ class Lineage:
                 self._mark(storage, place.base, key.save_id, self._saved)
                 self._is_open = False
             if not self._is_open:
-                self._current = self._first_or_next(storage, place.base)
+                has_none = self._found_none and not self._begins
+                # For one save alone: other managers of the root may begin branches meanwhile.
+                self._found_none = False
+                self._current = None if has_none else self._begin(storage, place.base)
                 self._is_open = True
             if place.is_branch:
                 self._saved.add(key.step)
             return self._current
-
-    def _first_or_next(self, storage: Storage, base: int) -> Branch | None:
-        found_none = self._found_none
-        # For one save alone: other managers of the root may begin branches meanwhile.
-        self._found_none = False
-        return None if found_none and not self._begins else self._begin(storage, base)
 
     def _begin(self, storage: Storage, base: int) -> Branch | None:
         for _ in range(RACES):
             known = read_branches(storage)
             if not known and not self._begins:
                 return None
-            number = known[-1].number + 1 if known else 1
-            run = run_of(known) or secrets.token_hex(16)
-            where = where_of(storage)
-            branch = Branch(run, number, self._writer_id, base, where=where)
-            try:
-                storage.commit(
-                    f"{BRANCHES}/{number}.json", branch.to_bytes(), f"{FOLDER}/{self._writer_id}"
-                )
-            except NameTaken:
-                continue
-            _prune(storage, known)
-            return branch
+            branch = Branch(
+                run_of(known) or secrets.token_hex(16),
+                known[-1].number + 1 if known else 1,
+                self._writer_id,
+                base,
+                where=where_of(storage),
+            )
+            with contextlib.suppress(NameTaken):
+                claim = f"{FOLDER}/{self._writer_id}"
+                storage.commit(branch.file_name, branch.to_bytes(), claim)
+                _prune(storage, known)
+                return branch
         raise NameTaken(
-            17,
+            errno.EEXIST,
             f"other writers took {RACES} numbers of branches",
             f"{storage.root}/{BRANCHES}",
         )
@@ -328,9 +332,7 @@ class Lineage:
 
 def _prune(storage: Storage, known: Sequence[Branch]) -> None:
     try:
-        storage.delete(
-            [f"{BRANCHES}/{branch.number}.json" for branch in known[: -KEPT_BRANCHES + 1]]
-        )
+        storage.delete([branch.file_name for branch in known[: -KEPT_BRANCHES + 1]])
     except OSError as error:
         _log.warning(
             "old branches of %s could not be deleted, the next one does it: %s",

@@ -40,21 +40,19 @@ class LocalClaims:
         if writer.id in self._locks:
             return
         made = self._folder / f"new-{writer.id}"
-        lock: FileLock | None = None
         try:
-            self._make_folder()
-            lock = self._hold_lock_in(made)
-            (made / "claim.json").write_text(json.dumps(asdict(writer)))
-            if not self._single_writer:
-                _check_links(made)
-            # A claim gets its name last: no other process ever sees it without its lock.
-            made.rename(self._folder / writer.id)
-        except (OSError, CheckpointError) as error:
-            if lock is not None:
-                lock.close()
-            _remove(made)
-            if isinstance(error, CheckpointError):
-                raise
+            with contextlib.ExitStack() as undo:
+                undo.callback(_remove, made)
+                self._make_folder()
+                lock = self._hold_lock_in(made)
+                undo.callback(lock.close)
+                (made / "claim.json").write_text(json.dumps(asdict(writer)))
+                if not self._single_writer:
+                    _check_links(made)
+                # A claim gets its name last: no other process ever sees it without its lock.
+                made.rename(self._folder / writer.id)
+                undo.pop_all()
+        except OSError as error:
             raise CheckpointError(
                 f"cannot write a checkpoint in {self._folder.parent}: {error.strerror or error}"
                 f" ({error.filename or made}); expected a folder that this process may write to. To"
@@ -103,31 +101,18 @@ class LocalClaims:
 
         A claim of this process is removed, and its lock freed in any case.
         """
-        fenced: Path | None = None
+        # A name of its own: something that is no fenced claim may have one that could be foreseen.
+        fenced = self._folder / f"fenced-{secrets.token_hex(4)}"
         try:
             if writer_id in self.standing():
-                fenced = self._rename_away(writer_id)
+                with contextlib.suppress(FileNotFoundError):
+                    (self._folder / writer_id).rename(fenced)
         finally:
             lock = self._locks.pop(writer_id, None)
             if lock is not None:
                 lock.close()
-        if fenced is not None and lock is not None:
+        if lock is not None:
             _remove(fenced)  # after the lock: NFS and FUSE keep a file that is open
-
-    def _rename_away(self, writer_id: str) -> Path | None:
-        """Renames a claim to the name of a fenced one; returns its new path, None if it is gone."""
-        # Something that is no fenced claim may have the first name.
-        for fenced_id in (writer_id, secrets.token_hex(4)):
-            fenced = self._folder / f"fenced-{fenced_id}"
-            try:
-                (self._folder / writer_id).rename(fenced)
-                return fenced
-            except FileNotFoundError:
-                return None
-            except OSError as error:
-                if error.errno not in (errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-        raise OSError(errno.EEXIST, "it cannot be renamed", str(self._folder / writer_id))
 
     def standing(self) -> set[str]:
         """Lists the claims."""

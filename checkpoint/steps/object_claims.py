@@ -146,25 +146,25 @@ class ObjectClaims:
         name = join(step_dir, RECORD_NAME)
         names = list(packs)
         value, generation = self._values.get(name)
-        is_record = value is not None and not value.startswith(TOMBSTONE)
-        if value is not None and is_record:
+        record = None if value is None or value.startswith(TOMBSTONE) else value
+        if record is not None:
             try:
-                named = parse_record(value, name).file_names()
+                named = parse_record(record, name).file_names()
             except CheckpointError:
                 return []  # damaged: what it named stays until somebody looks
             names = [each for each in names if each not in named]
-        writers = {packs[each] for each in names}
-        known = fenced_writers(value) if value is not None else set()
-        if not names or (value is not None and writers <= known):
+        known = fenced_writers(value or b"")
+        fenced = known.union(packs[each] for each in names)
+        if fenced == known:
             return names
-        if value is not None and is_record:
+        if record is not None:
             # An overwrite of this record may be under way: it expects the generation that it read.
-            marked = marked_record(value, writers | known)
+            marked = marked_record(record, fenced)
         else:
-            marked = tombstone(writers | known)
-        if len(marked) > TOMBSTONE_LIMIT_BYTES and not is_record:
-            _log.warning("%s names too many writers: its step is not swept any more", name)
-            return []
+            marked = tombstone(fenced)
+            if len(marked) > TOMBSTONE_LIMIT_BYTES:
+                _log.warning("%s names too many writers: its step is not swept any more", name)
+                return []
         # Where the write is refused, a commit came first: its packs are no garbage.
         return names if self._values.put(name, marked, generation) else []
 

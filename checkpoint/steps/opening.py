@@ -9,9 +9,9 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 from holdfast.coordination import HoldfastError
 from holdfast.multihost import Group
@@ -36,23 +36,21 @@ from ..storage.base import NameTaken, Storage
 from ..storage.retries import until
 from .claims import FOLDER, FULL_ERRORS, Claims, Writer, launched_writer
 from .garbage import fence_others, sweep_files, sweep_step
-from .left_behind import (
-    Identify,
-    Mark,
-    identify_own,
-    leave_behind,
-    left_among,
-    prune_marks,
-    read_marks,
-)
-from .lineage import BRANCHES
+from .left_behind import Identify, Mark, identify_own, left_among, read_marks
 
 _log = logging.getLogger(__name__)
 
 
-# Returns the steps in other people's layouts, given what a look at the root has shown and how it
-# calls its steps.
-FindForeign: TypeAlias = Callable[[Storage, RootListing, StepNames], dict[int, str]]
+@dataclass(frozen=True)
+class OtherLayouts:
+    """The steps of a root in other people's layouts, which this wing does not know.
+
+    `find` returns their folders' names, given what a look at the root has shown and how it calls
+    its steps. `identify` knows the saves of theirs, too.
+    """
+
+    find: Callable[[Storage, RootListing, StepNames], Mapping[int, str]] = lambda *_: {}
+    identify: Identify = identify_own
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,7 @@ class Listing:
 
     `left_behind` are those of both that were. `step_names` is how the root calls its steps.
     `has_claim` is False for a reader, and where the disk was too full to make the claim: then
-    nothing may be saved, but steps be deleted. Where `has_no_branches`, the root's history had none
-    when it was listed; else that is not known. Who looked alone has `marks`, which say what was
+    nothing may be saved, but steps be deleted. Who looked alone has `marks`, which say what was
     left, `files`, the names of all files where they were listed, and of an opening `others`, the
     writers that have the root open too and are not known to be dead.
     """
@@ -73,10 +70,15 @@ class Listing:
     left_behind: tuple[int, ...] = ()
     has_claim: bool = True
     step_names: StepNames = PLAIN_NAMES
-    has_no_branches: bool = False
     marks: Sequence[Mark] = ()
     files: Collection[str] | None = None
     others: Sequence[Writer] = ()
+
+    @property
+    def folders(self) -> dict[int, str]:
+        """The names of the folders of all steps."""
+        own = {step: self.step_names.name_of(step) for step in self.steps}
+        return {**self.foreign, **own}
 
     def told(self) -> Self:
         """Returns what all processes hear of it: the rest may be much for a message."""
@@ -126,16 +128,20 @@ class OpenRoot:
         """Whether this process is the one that commits and deletes."""
         return self.group.index == 0 and not self.options.read_only
 
-    def give_up(self) -> None:
-        """Gives the claim up, at the primary; what cannot be removed is left to the next writer."""
+    def give_up(self, remove: Callable[[Storage, Claims], None] = lambda *_: None) -> None:
+        """Gives the claim up, at the primary, and has `remove` take away what goes with it: that
+        takes the time of a save at most. What cannot be removed is left to the next writer.
+        """
         if not self.is_writing_primary:
             return
+        end_s = time.monotonic() + self.options.save_timeout_s
+        claims = self.claims.until(end_s)
         try:
-            end_s = time.monotonic() + self.options.save_timeout_s
-            self.claims.until(end_s).fence(self.writer.id)
+            claims.fence(self.writer.id)
+            remove(until(self.storage, end_s), claims)
         except OSError as error:
             _log.warning(
-                "the claim on %s could not be removed, the next manager does it: %s",
+                "the claim on %s could not be removed, the next writer does it: %s",
                 self.where,
                 error,
             )
@@ -147,8 +153,7 @@ def open_root(
     group: Group,
     options: Options,
     *,
-    find_foreign: FindForeign | None = None,
-    identify: Identify = identify_own,
+    layouts: OtherLayouts = OtherLayouts(),
     check: Callable[[], None] = lambda: None,
     needs_claim: bool = True,
 ) -> OpenRoot:
@@ -156,74 +161,59 @@ def open_root(
     ran into.
 
     `check` raises, at the primary, what is wrong with the root, before anything is written there.
-    `find_foreign` returns the steps of other libraries' layouts, which this wing does not know, and
-    `identify` knows theirs too.
     Without `needs_claim` a root on a full disk is opened all the same, without a claim: see
     `claim_root`.
     """
     name = f"checkpoint/open/{hashlib.sha256(os.fsencode(storage.root)).hexdigest()[:16]}"
-
+    root = OpenRoot(
+        storage=storage, group=group, options=options, claims=claims, writer=launched_writer()
+    )
     listings: list[Listing] = []  # at the primary
 
     def open_it() -> Opening:
         check()
-        writer, listing = _open(
-            storage, claims, options, find_foreign, identify=identify, needs_claim=needs_claim
-        )
-        listings.append(listing)
-        return Opening(writer, listing.told(), launched_sharers() is None)
+        listings.append(_open(root, layouts, needs_claim=needs_claim))
+        return Opening(root.writer, listings[0].told(), launched_sharers() is None)
 
-    opening: Opening = parsed(Opening, _ask(storage, group, name, open_it, options.save_timeout_s))
-    root = OpenRoot(
-        storage=storage,
-        group=group,
-        options=options,
-        claims=claims,
-        writer=opening.writer,
-        listing=listings[0] if listings else opening.listing,
-    )
-    try:
+    opening: Opening = parsed(Opening, _ask(root, name, open_it))
+    listing = listings[0] if listings else opening.listing
+    root = replace(root, writer=opening.writer, listing=listing)
+    with contextlib.ExitStack() as undo:
+        if group.index == 0 and listing.has_claim:
+            undo.enter_context(_or_fenced(root))
         sharers = find_sharers(
             group, f"{name}/hosts", options.save_timeout_s, asks=opening.asks_hosts
         )
-    except BaseException:
-        if group.index == 0 and root.listing.has_claim:
-            claims.fence(root.writer.id)
-        raise
     return replace(root, sharers=sharers)
 
 
 def claim_root(root: OpenRoot) -> None:
     """Takes the claim that the disk had no room for when the root was opened; every process calls
-    it, before its first save.
+    it, before its first save. How the steps are called is settled then.
 
     Raises, on every process, what the primary ran into.
     """
-    _ask(
-        root.storage,
-        root.group,
-        f"{root.messages}/claim",
-        lambda: root.claims.take(root.writer),
-        root.options.save_timeout_s,
-    )
+
+    def claim() -> None:
+        root.claims.take(root.writer)
+        _settle_step_names(root, _step_names(root))
+
+    _ask(root, f"{root.messages}/claim", claim)
 
 
-def list_root(root: OpenRoot, find_foreign: FindForeign, identify: Identify) -> Listing:
+def list_root(root: OpenRoot, layouts: OtherLayouts) -> Listing:
     """Returns what the primary sees in a root by now, on every process; every process calls it."""
 
     def look() -> Listing:
-        return look_at_steps(root.storage, find_foreign, identify).told()
+        return look_at_steps(root.storage, layouts).told()
 
-    name = f"{root.messages}/reload"
-    told = _ask(root.storage, root.group, name, look, root.options.save_timeout_s)
-    listing: Listing = parsed(Listing, told)
+    listing: Listing = parsed(Listing, _ask(root, f"{root.messages}/reload", look))
     return listing
 
 
 def look_at_steps(
     storage: Storage,
-    find_foreign: FindForeign | None = None,
-    identify: Identify = identify_own,
+    layouts: OtherLayouts = OtherLayouts(),
     names: StepNames | None = None,
 ) -> Listing:
     """Returns the steps of a root, by a look at it; `names` are read where they are not known.
@@ -232,65 +222,21 @@ def look_at_steps(
     names = names or read_step_names(storage)
     listing = look_at_root(storage, names)
     marks = read_marks(storage, listing.files)
-    foreign = find_foreign(storage, listing, names) if find_foreign is not None else {}
-    folders = foreign | {step: names.name_of(step) for step in listing.steps}
-    foreign = {step: name for step, name in foreign.items() if step not in set(listing.steps)}
-    left = left_among(storage, folders, marks, identify) if marks else ()
-    files = listing.files
+    own = {step: names.name_of(step) for step in listing.steps}
+    found = layouts.find(storage, listing, names).items()
+    foreign = {step: name for step, name in found if step not in own}
+    left = left_among(storage, foreign | own, marks, layouts.identify)
     return Listing(
-        tuple(listing.steps),
+        tuple(own),
         foreign,
         tuple(sorted(left)),
         step_names=names,
-        has_no_branches=files is not None
-        and not any(name.startswith(f"{BRANCHES}/") for name in files),
         marks=marks,
-        files=files,
+        files=listing.files,
     )
 
 
-def mark_left(
-    storage: Storage,
-    found: Listing,
-    *,
-    base: int,
-    save: str,
-    own: Collection[int],
-    identify: Identify = identify_own,
-) -> set[int]:
-    """Marks the steps above a base as left by the branch of a save, but for those of its `own`
-    that it has saved since it went back; returns those that are marked now. At the primary. Raises
-    Fenced, NotCommitted, OSError.
-    """
-    folders = {**found.foreign, **{step: found.step_names.name_of(step) for step in found.steps}}
-    going = {
-        step: folder
-        for step, folder in folders.items()
-        if step > base and step not in found.left_behind and step not in own
-    }
-    marked = leave_behind(
-        storage, going, base=base, base_folder=folders.get(base), save=save, identify=identify
-    )
-    if marked:
-        _log.warning(
-            "%s: saves go on from step %d, and leave behind what is above it, up to step %d (%d in"
-            " all): each is restored by its number alone, until a save of that number or a keep"
-            " policy takes it",
-            storage.root,
-            base,
-            max(marked),
-            len(marked),
-        )
-    try:
-        prune_marks(storage, found.marks, found.left_behind)
-    except OSError as error:
-        _log.warning("old marks of %s could not be deleted yet: %s", storage.root, error)
-    return marked
-
-
-def _ask(
-    storage: Storage, group: Group, name: str, work: Callable[[], Any], timeout_s: float
-) -> Any:
+def _ask(root: OpenRoot, name: str, work: Callable[[], Any]) -> Any:
     """Does work at the primary; returns its value, or raises its error as ours, on all."""
 
     def answer() -> Any:
@@ -299,148 +245,127 @@ def _ask(
         except HoldfastError:
             raise
         except Exception as error:
-            raise CheckpointError(f"cannot open {storage.root}: {error_text(error)}") from error
+            raise CheckpointError(f"cannot open {root.where}: {error_text(error)}") from error
 
-    return ask_primary(group, name, answer, timeout_s)
+    return ask_primary(root.group, name, answer, root.options.save_timeout_s)
 
 
-def _open(
-    storage: Storage,
-    claims: Claims,
-    options: Options,
-    find_foreign: FindForeign | None,
-    *,
-    identify: Identify,
-    needs_claim: bool,
-) -> tuple[Writer, Listing]:
-    writer = launched_writer()
-    # Who names no format reads it once, when others see the claim.
-    reads_later = options.step_format is None and not options.read_only
-    names = PLAIN_NAMES if reads_later else _step_names(storage, options)
-    others = None if options.read_only else _claim(storage, claims, writer, needs_claim)
-    has_claim = others is not None
-    if has_claim:
-        try:
-            names = _settle_step_names(storage, claims, options, names, writer)
-        except BaseException:
-            claims.fence(writer.id)
-            raise
-    elif reads_later:
-        names = read_step_names(storage)
+def _open(root: OpenRoot, layouts: OtherLayouts, *, needs_claim: bool) -> Listing:
+    options = root.options
+    # Who writes and names no format reads it once, when others see the claim.
+    reads_now = options.read_only or options.step_format is not None
+    names = _step_names(root) if reads_now else None
+    others = None if options.read_only else _claim(root, needs_claim=needs_claim)
+    if others is None:
+        return replace(look_at_steps(root.storage, layouts, names), has_claim=False)
+    with _or_fenced(root):
+        names = _settle_step_names(root, names)
+        return replace(look_at_steps(root.storage, layouts, names), others=others)
+
+
+@contextlib.contextmanager
+def _or_fenced(root: OpenRoot) -> Iterator[None]:
+    """Takes the claim back where the block fails."""
     try:
-        found = look_at_steps(storage, find_foreign, identify, names)
+        yield
     except BaseException:
-        if has_claim:
-            claims.fence(writer.id)
+        root.claims.fence(root.writer.id)
         raise
-    return writer, replace(found, has_claim=has_claim, others=others or ())
 
 
-def _step_names(storage: Storage, options: Options) -> StepNames:
+def _step_names(root: OpenRoot) -> StepNames:
     """Returns how the root calls its steps, or is to call them from now on. Raises CheckpointError
     where it calls them otherwise.
     """
-    names = read_step_names(storage)
+    options = root.options
+    names = read_step_names(root.storage)
     wanted = names if options.step_format is None else parse_step_format(options.step_format)
     if wanted != names and (
-        options.read_only or names != PLAIN_NAMES or step_folders(storage, names)
+        options.read_only or names != PLAIN_NAMES or step_folders(root.storage, names)
     ):
-        raise _called_otherwise(storage, names, wanted)
+        raise _called_otherwise(root.where, names, wanted)
     return wanted
 
 
-def _called_otherwise(storage: Storage, names: StepNames, wanted: StepNames) -> CheckpointError:
+def _called_otherwise(where: str, names: StepNames, wanted: StepNames) -> CheckpointError:
     return CheckpointError(
-        f"{storage.root} calls its step 7 {names.name_of(7)}, and step_format would call it"
+        f"{where} calls its step 7 {names.name_of(7)}, and step_format would call it"
         f" {wanted.name_of(7)}: a root has one format for good. Leave step_format out, or choose"
         " another folder",
-        path=storage.root,
+        path=where,
     )
 
 
-def _settle_step_names(
-    storage: Storage, claims: Claims, options: Options, names: StepNames, writer: Writer
-) -> StepNames:
-    """Returns how the root calls its steps, now that others see our claim; writes it, once, where
-    nothing says so yet.
+def _settle_step_names(root: OpenRoot, names: StepNames | None) -> StepNames:
+    """Returns how the root calls its steps, now that others see our claim; writes those that are
+    wanted, once, where nothing says so yet.
 
     Of two writers that begin a root the first decides; one that is there already calls its steps by
     plain numbers.
     """
+    storage = root.storage
     found = read_step_names(storage)
-    if found == names or options.step_format is None:
+    if names is None or found == names:
         return found
-    if others := [other.id for other, _ in claims.others(writer.id)]:
+    if others := root.claims.others(root.writer.id):
         raise CheckpointError(
-            f"{storage.root} gets no step_format while writer {others[0]} has it open, which calls"
-            " its steps 7: close that one first",
-            path=storage.root,
+            f"{root.where} gets no step_format while writer {others[0][0].id} has it open, which"
+            " calls its steps 7: close that one first",
+            path=root.where,
         )
     with contextlib.suppress(NameTaken, FileExistsError):
-        storage.commit(STEP_NAMES, names.to_bytes(), writer.claim)
+        storage.commit(STEP_NAMES, names.to_bytes(), root.writer.claim)
     found = read_step_names(storage)
     if found != names:
-        raise _called_otherwise(storage, found, names)
+        raise _called_otherwise(root.where, found, names)
     return names
 
 
-def _claim(
-    storage: Storage, claims: Claims, writer: Writer, needs_claim: bool
-) -> list[Writer] | None:
+def _claim(root: OpenRoot, *, needs_claim: bool) -> list[Writer] | None:
     """Takes the claim and fences the dead; returns who else writes there, None where it was not
     taken. Where the disk is full, what the dead have left is swept first.
     """
-    try:
-        claims.take(writer)
-    except CheckpointError as error:
-        if not _is_full(error):
-            raise
-    else:
-        try:
-            return fence_others(claims, writer).others
-        except BaseException:
-            claims.fence(writer.id)
-            raise
-    others = fence_others(claims, writer).others
-    sweep_files(storage, claims)
-    try:
-        claims.take(writer)
-    except CheckpointError as error:
-        if needs_claim or not _is_full(error):
-            raise
-        _log.warning(
-            "opened without a claim: steps can be restored and deleted, none saved until there is"
-            " room: %s",
-            error,
-        )
-        return None
-    return others
+    if _take(root) is None:
+        with _or_fenced(root):
+            return fence_others(root.claims, root.writer).others
+    others = fence_others(root.claims, root.writer).others
+    sweep_files(root.storage, root.claims)
+    full = _take(root)
+    if full is None:
+        return others
+    if needs_claim:
+        raise full
+    _log.warning(
+        "opened without a claim: steps can be restored and deleted, none saved until there is"
+        " room: %s",
+        full,
+    )
+    return None
 
 
-def _is_full(error: CheckpointError) -> bool:
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL_ERRORS
+def _take(root: OpenRoot) -> CheckpointError | None:
+    """Takes the claim; returns the error of a disk that is too full for it."""
+    try:
+        root.claims.take(root.writer)
+    except CheckpointError as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno in FULL_ERRORS:
+            return error
+        raise
+    return None
 
 
 def give_up_claim(root: OpenRoot, step_dir: str = "", *, is_unclear: bool) -> None:
-    """Removes the claim of a single save, at the primary, and the folder of claims where it is
+    """Gives up the claim of a single save, as `give_up`, and the folder of claims where it is
     empty; sweeps what single saves have left in its folder, unless it `is_unclear` how this one
     ended.
-
-    It takes the time of a save at most. What cannot be removed is left to the next writer.
     """
-    if root.group.index:
-        return
-    end_s = time.monotonic() + root.options.save_timeout_s
-    storage = until(root.storage, end_s)
-    claims = root.claims.until(end_s)
-    try:
-        claims.fence(root.writer.id)
+
+    def remove(storage: Storage, claims: Claims) -> None:
         if not is_unclear:
             # Without its claim: of several saves at once the last one out finds what all have left,
             # its own packs too, where another has replaced its record.
             sweep_step(storage, claims, step_dir)
         storage.delete([f"{FOLDER}/"])
-    except OSError as error:
-        _log.warning(
-            "the claim on %s could not be removed, the next writer does it: %s", storage.root, error
-        )
+
+    root.give_up(remove)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.coordination.names import on_the_wire
-from holdfast.multihost import Group
 
 from .index import StepIndex, StepInfo
 
@@ -22,50 +20,34 @@ class HostCopies(NamedTuple):
     survives: int
     holders: Sequence[Sequence[int]]
 
+    def as_fields(self) -> dict[str, Any]:
+        """Returns the fields of CheckpointStep."""
+        copies = [{"processes": ranks} for ranks in self.holders]
+        return {"survives": self.survives, "copies": copies}
 
-def report_root(group: Group, path: str, index: StepIndex, local: Mapping[int, HostCopies]) -> None:
-    """Reports for the primary, through its group, what its index knows of the root, and the steps
-    that the hosts have. Never raises.
+
+def root_report(path: str, index: StepIndex, local: Mapping[int, HostCopies]) -> dict[str, Any]:
+    """Returns the fields of CheckpointRoot (proto/session.proto): what an index knows of the root,
+    and the steps that the hosts have.
     """
-    root = root_report(
-        path,
-        index.known(),
-        local,
-        damaged=index.passed_over(),
-        left_behind=index.left_behind(),
-        best=index.best_by_metric(),
-    )
-    group.report(root=root)
-
-
-def root_report(
-    path: str,
-    steps: Mapping[int, StepInfo],
-    local: Mapping[int, HostCopies],
-    *,
-    damaged: Collection[int] = (),
-    left_behind: Collection[int] = (),
-    best: Mapping[str, int] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """Returns the fields of CheckpointRoot (proto/session.proto): `steps` are in the root,
-    `left_behind` those that were, `best` the best step by each metric that the keep policy judges
-    by.
-    """
+    steps = index.known()
+    left_behind = index.left_behind()
+    best = index.best_by_metric().items()
     # What was left behind may have higher numbers, and is not the newest.
     line = sorted({*(step for step in steps if step not in left_behind), *local})
-    shown = sorted([*sorted({*left_behind} & {*steps} - {*line}), *line][-MOST_STEPS:])
+    shown = [*sorted(left_behind & {*steps} - {*line}), *line][-MOST_STEPS:]
     described: list[dict[str, Any]] = []
-    for step in shown:
+    for step in sorted(shown):
         # What was left behind gives way to a local step of its number.
         is_local = step not in steps or (step in left_behind and step in local)
         copies = local[step] if is_local else HostCopies(0, ())
-        fields = steps.get(step, StepInfo()).as_fields() | {
+        fields = {
+            **steps.get(step, StepInfo()).as_fields(),
+            **copies.as_fields(),
             "step": step,
             "local": is_local,
-            "damaged": step in damaged,
-            "survives": copies.survives,
-            "copies": [{"processes": ranks} for ranks in copies.holders],
-            "best": [metric for metric, each in best.items() if each == step],
+            "damaged": step in index.passed_over(),
+            "best": [metric for metric, each in best if each == step],
         }
         if step in left_behind and not is_local:
             fields["left_behind"] = True

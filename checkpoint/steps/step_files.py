@@ -9,7 +9,7 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..errors import CheckpointError
 from ..format.item_report import FILE_NAME
@@ -62,7 +62,7 @@ def list_steps_files(
     if storage.posix is not None:
         folders = step_folders(storage, read_step_names(storage)).values()
         return {folder: list_files(storage, folder) for folder in folders}
-    found: dict[str, StepFiles] = {}
+    packs: dict[str, dict[str, str]] = {}
     if listed is None:
         listed = {entry.name for entry in storage.list("", recursive=True, names_only=True)}
     names = read_step_names(storage) if STEP_NAMES in listed else PLAIN_NAMES
@@ -70,13 +70,14 @@ def list_steps_files(
         step_dir, _, name = path.partition("/")
         if names.step_of(step_dir) is None:
             continue
-        files = found.setdefault(step_dir, StepFiles({}, has_record=False))
+        found = packs.setdefault(step_dir, {})
         match = FILE_NAME.fullmatch(name.rpartition("/")[2])
-        if name == RECORD_NAME:
-            found[step_dir] = replace(files, has_record=True)
-        elif match is not None and name.count("/") == 1:
-            files.packs[name] = match[3]
-    return found
+        if match is not None and name.count("/") == 1:
+            found[name] = match[3]
+    return {
+        step_dir: StepFiles(found, has_record=join(step_dir, RECORD_NAME) in listed)
+        for step_dir, found in packs.items()
+    }
 
 
 def list_files(storage: Storage, step_dir: str) -> StepFiles:

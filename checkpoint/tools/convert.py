@@ -44,7 +44,7 @@ from ..layouts.base import (
     leaves_below,
     read_leaves,
 )
-from ..layouts.detect import ForeignSteps, check_one_tree, find_foreign_steps, identify
+from ..layouts.detect import OTHER_LAYOUTS, ForeignSteps, check_one_tree
 from ..layouts.safetensors import (
     INDEX,
     INDEX_SUFFIX,
@@ -524,9 +524,7 @@ def _to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str
     """
     storage = root.storage
     step = conversion.step
-    held = open_root(
-        storage, claims, Solo(), Options(), find_foreign=find_foreign_steps, identify=identify
-    )
+    held = open_root(storage, claims, Solo(), Options(), layouts=OTHER_LAYOUTS)
     listing = held.listing
     folder = listing.step_names.name_of(step)
     is_unclear = False

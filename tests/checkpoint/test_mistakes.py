@@ -297,6 +297,11 @@ SETTINGS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         "AtSteps: expected several steps, as in AtSteps([5])",
     ),
+    "a text of steps": (
+        lambda: AtSteps("10"),  # type: ignore[arg-type]
+        TypeError,
+        "AtSteps: steps are whole numbers, found '1'",
+    ),
     "a text as a time": (
         lambda: EveryNSeconds("1m"),  # type: ignore[arg-type]
         TypeError,

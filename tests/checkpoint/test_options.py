@@ -31,7 +31,10 @@ from holdfast.checkpoint.options import PROGRESS_S, ProgressMeter, Statistics
     [
         ({"on_busy": "queue"}, 'on_busy is "wait" or "skip", not \'queue\''),
         ({"on_save_error": "log"}, 'on_save_error is "raise" or "warn", not \'log\''),
-        ({"max_missed_saves": 0}, "max_missed_saves must be above 0, found 0"),
+        ({"max_missed_saves": 0}, "max_missed_saves must be a whole number above 0, found 0"),
+        ({"full_every": 1.5, "incremental": True}, "full_every must be a whole number above 0"),
+        ({"full_every": "3", "incremental": True}, "full_every must be a whole number above 0"),
+        ({"full_every": 3}, "full_every=3 expects incremental=True"),
         ({"save_timeout_s": 0}, "save_timeout_s must be above 0, found 0"),
         ({"exit_timeout_s": -1.5}, r"exit_timeout_s must be above 0, found -1\.5"),
         ({"claim_age_s": float("nan")}, "claim_age_s must be above 0, found nan"),
@@ -48,17 +51,39 @@ def test_nonsense_is_refused_by_field(wrong: dict[str, object], message: str) ->
         Options(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["may_differ", "per_process", "progress"])
+def test_what_is_no_function_is_refused(name: str) -> None:
+    """At once, and not by each save, or not at all."""
+    with pytest.raises(TypeError, match=rf"Options: {name} expects a function, found \['rng'\]"):
+        Options(**{name: ["rng"]})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "settings",
-    [{"replicas": -1}, {"keep": 0}, {"timeout_s": 0}, {"max_bytes": 0}, {"rate_bytes_s": 0}],
+    [
+        {"replicas": -1},
+        {"replicas": 0.5},
+        {"replicas": "1"},
+        {"keep": 0},
+        {"keep": 1.5},
+        {"keep": None},
+        {"timeout_s": 0},
+        {"timeout_s": None},
+        {"max_bytes": 0},
+        {"max_bytes": "8G"},
+        {"rate_bytes_s": 0},
+    ],
     ids=str,
 )
-def test_settings_of_the_local_tier_are_checked(settings: dict[str, int], tmp_path: Path) -> None:
-    """The error says what was found, and what is expected."""
+def test_settings_of_the_local_tier_are_checked(
+    settings: dict[str, object], tmp_path: Path
+) -> None:
+    """The error says what was found, and what is expected: such a tier would save nothing, or keep
+    all that it saves.
+    """
     ((name, value),) = settings.items()
-    with pytest.raises(
-        ValueError, match=rf"Local: {name}={value}: expected (0 or more|a number above 0)"
-    ):
+    expected = rf"Local: {name} must be (a whole number )?(of 0 or more|above 0), found {value!r}"
+    with pytest.raises(ValueError, match=expected):
         Local(tmp_path, save_policy=EveryNSteps(1), **settings)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expects a save_policy besides"):
         CheckpointManager(tmp_path, local=Local(tmp_path, save_policy=EveryNSteps(1)))

@@ -37,7 +37,7 @@ def test_the_store_is_listed_anew_when_alone(tmp_path: Path) -> None:
         manager.save(1, STATE).wait()
         save(tmp_path / "2", STATE, step=2)
         catalog = manager._catalog
-        assert (catalog.durable_steps(), catalog.known_steps()) == ([1, 2], [1])
+        assert (catalog.all_steps(), catalog.known_steps()) == ([1, 2], [1])
         assert catalog.has(2) and not catalog.is_local(1)
         manager.reload()
         assert catalog.known_steps() == [1, 2]

@@ -40,6 +40,7 @@ from holdfast.checkpoint.format.step_folders import list_steps
 from holdfast.checkpoint.steps.holds import add_hold
 from holdfast.checkpoint.steps.left_behind import LEFT, Mark, goes_on_from, read_marks
 from holdfast.checkpoint.storage.path import open_storage
+from holdfast.checkpoint.storage.tombstone import sealed
 from holdfast.cli.entry import main
 from holdfast.compat.orbax import CheckpointManager as Facade
 from holdfast.compat.orbax import CheckpointManagerOptions
@@ -411,11 +412,12 @@ def test_a_damaged_mark_is_an_error_that_names_it(tmp_path: Path) -> None:
     saved(tmp_path, 200, 300)
     gone_back(tmp_path, 200, 210).close()
     (mark,) = (tmp_path / LEFT).iterdir()
-    data = bytearray(mark.read_bytes())
-    data[20] ^= 1
-    mark.write_bytes(data)
-    with pytest.raises(Corrupt, match=mark.name):
-        load(tmp_path)
+    flipped = bytearray(mark.read_bytes())
+    flipped[20] ^= 1
+    for data in (sealed(b'{"steps":' + b"[" * 9999), flipped):
+        mark.write_bytes(data)
+        with pytest.raises(Corrupt, match=mark.name):
+            load(tmp_path)
     with pytest.raises(Corrupt, match="delete it"):
         CheckpointManager(tmp_path)
     mark.unlink()

@@ -29,6 +29,7 @@ from holdfast.checkpoint.steps.lineage import (
 from holdfast.checkpoint.steps.object_claims import open_claims
 from holdfast.checkpoint.storage.base import Storage
 from holdfast.checkpoint.storage.path import open_storage
+from holdfast.checkpoint.storage.tombstone import sealed
 from holdfast.coordination import Fenced
 
 STATE = {"w": np.arange(4.0)}
@@ -132,7 +133,9 @@ def test_deleting_the_newest_step_is_a_rollback(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{}", b'{"run":"x"', b"\xff" * 100], ids=["empty", "nothing", "torn", "noise"]
+    "data",
+    [b"", b"{}", b'{"run":"x"', b"\xff" * 100, sealed(b'{"run":' + b"[" * 9999)],
+    ids=["empty", "nothing", "torn", "noise", "deep"],
 )
 def test_a_damaged_opening_went_on_from_nothing(data: bytes, storage: Storage) -> None:
     """What it went on from is not known: nothing from before it comes back, and numbers go on above

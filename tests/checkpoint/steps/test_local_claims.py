@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import socket
 import subprocess
@@ -140,6 +141,8 @@ def test_a_claim_that_cannot_be_read_is_nobodys(tmp_path: Path) -> None:
     """Damage to claim.json is no error: the lock still says who lives."""
     assert parse_writer(b"{", "0a0b0c0d") == parse_writer(b"[]", "0a0b0c0d") == Writer("0a0b0c0d")
     assert parse_writer(json.dumps({"job": "j"}).encode(), "0a0b0c0d") == Writer("0a0b0c0d")
+    hostile = [b"[" * 50_000, json.dumps(asdict(this_writer()) | {"pid": math.inf}).encode()]
+    assert {parse_writer(data, "0a0b0c0d") for data in hostile} == {Writer("0a0b0c0d")}
     claims = LocalClaims(LocalStorage(tmp_path))
     writer = this_writer()
     claims.take(writer)

@@ -20,7 +20,7 @@ from holdfast.checkpoint.format.step_folders import parse_step_format
 from holdfast.checkpoint.steps.claims import Writer, this_writer
 from holdfast.checkpoint.steps.holds import add_hold, list_marks
 from holdfast.checkpoint.steps.local_claims import LocalClaims
-from holdfast.checkpoint.steps.opening import OpenRoot, open_root
+from holdfast.checkpoint.steps.opening import OpenRoot, OtherLayouts, open_root
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.coordination import Fenced, HoldfastError
 from holdfast.multihost import Group, ProcessSpec, Solo
@@ -47,7 +47,7 @@ def opened(
         claims,
         group or Solo(),
         options or Options(),
-        find_foreign=lambda _, listing, names: {1: "1", 7: "step_7"},
+        layouts=OtherLayouts(lambda _, listing, names: {1: "1", 7: "step_7"}),
     )
     return found, claims
 
@@ -93,8 +93,9 @@ def test_the_primarys_error_is_everybodys(tmp_path: Path) -> None:
         def find_foreign(_: object, listing: object, names: object) -> dict[int, str]:
             raise ZeroDivisionError("mine")
 
+        layouts = OtherLayouts(find_foreign)
         with pytest.raises(HoldfastError) as caught:
-            open_root(storage, claims, group, Options(read_only=broken), find_foreign=find_foreign)
+            open_root(storage, claims, group, Options(read_only=broken), layouts=layouts)
         return caught.value
 
     with groups(2) as both:
@@ -173,6 +174,20 @@ def disk(
 
     yield folder, fill
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_new_root_on_a_full_disk_gets_its_format_later(
+    disk: tuple[Path, Callable[[], None]],
+) -> None:
+    """With the claim, once there is room: its steps are called as was asked for."""
+    folder, fill = disk
+    fill()
+    options = replace(ANY_SPACE, step_format="ck_{:03d}")
+    with CheckpointManager(folder / "root", options=options) as manager:
+        for filler in folder.glob("filler*"):
+            filler.unlink()
+        manager.save(7, {"w": np.ones(3)})
+    assert (folder / "root" / "ck_007" / "checkpoint.json").is_file()
 
 
 def test_a_root_on_a_full_disk_opens(

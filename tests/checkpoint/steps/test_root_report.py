@@ -5,6 +5,7 @@ reaches the coordinator.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from holdfast.checkpoint.steps.index import StepIndex, StepInfo
 from holdfast.checkpoint.steps.root_report import (
     MOST_STEPS,
     HostCopies,
-    report_root,
     root_report,
 )
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -39,12 +39,23 @@ class Reported(Solo):
         self.root = progress.get("root", getattr(self, "root", {}))
 
 
-def test_the_newest_steps_are_described() -> None:
+def index_of(folder: Path, steps: Mapping[int, StepInfo], **more: Any) -> StepIndex:
+    """Returns an index that knows so much of steps."""
+    index = StepIndex(LocalStorage(folder), KeepAll(), steps, **more)
+    for step, info in steps.items():
+        if info.facts is not None:
+            index.add(step, info)
+    return index
+
+
+def test_the_newest_steps_are_described(tmp_path: Path) -> None:
     """In the root or on the hosts alone, with the sizes that are known."""
     copies = HostCopies(1, [[0, 1], [1, 0]])
     loss = {"loss": 0.5, "nan": math.nan}
     saved = {5: StepInfo(), 10: StepInfo(StepFacts(10, loss), 640, True, 1e9, 2.5)}
-    found = root_report("/data/run7", saved, {10: copies, 12: copies}, damaged={5})
+    index = index_of(tmp_path, saved)
+    index.pass_over(5)
+    found = root_report("/data/run7", index, {10: copies, 12: copies})
     ten = {"step": 10, "bytes": 640, "incremental": True}
     ten |= {"saved_unix_s": 1e9, "took_s": 2.5, "metrics": {"loss": 0.5}}
     unknown = StepInfo().as_fields()
@@ -63,17 +74,19 @@ def test_the_newest_steps_are_described() -> None:
             "best": [],
         },
     ]
-    many = root_report("/data/run7", dict.fromkeys(range(1000), StepInfo()), {})
+    index = index_of(tmp_path, dict.fromkeys(range(1000), StepInfo()))
+    many = root_report("/data/run7", index, {})
     assert many["num_steps"] == 1000 and [each["step"] for each in many["steps"]] == list(
         range(1000 - MOST_STEPS, 1000)
     )
 
 
-def test_what_was_left_behind_is_said_and_is_not_the_newest() -> None:
+def test_what_was_left_behind_is_said_and_is_not_the_newest(tmp_path: Path) -> None:
     """However many such steps are above the branch. On the hosts a number of theirs may live."""
     copies = HostCopies(1, [[0]])
     steps = dict.fromkeys([*range(5), *range(100, 200)], StepInfo())
-    found = root_report("/data", steps, {150: copies}, left_behind=range(100, 200))
+    index = index_of(tmp_path, steps, left_behind=range(100, 200))
+    found = root_report("/data", index, {150: copies})
     shown = found["steps"]
     assert [each["step"] for each in shown][:5] == list(range(5))
     assert len(shown) == MOST_STEPS
@@ -99,13 +112,12 @@ def test_a_report_looks_at_each_step_once(tmp_path: Path) -> None:
     """However many steps there are: it is made after every save."""
     steps = [Compared(step) for step in range(300)]
     index = StepIndex(LocalStorage(tmp_path), KeepAll(), steps)
-    group = Reported()
     for step in steps:
         index.add(step, StepInfo(nbytes=1))
     Compared.comparisons = 0
-    report_root(group, "root", index, {})
+    found = root_report("root", index, {})
     assert Compared.comparisons <= len(steps)
-    assert group.root["num_steps"] == len(steps)
+    assert found["num_steps"] == len(steps)
 
 
 def test_a_manager_reports_its_root_as_it_changes(tmp_path: Path) -> None:
