@@ -115,12 +115,6 @@ command_argument = click.argument(
     shell_complete=_complete("file"),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-local_option = click.option(
-    "--local",
-    metavar="FOLDER",
-    shell_complete=_complete("dir"),
-    help="The folder of the local tier on this host, for its steps too.",
-)
 
 
 def _seconds_option(name: str, default: float, help: str) -> Callable[[_Command], _Command]:
@@ -212,6 +206,16 @@ def pairs_option(*names: str, help: str) -> Callable[[_Command], _Command]:
 def folder_argument(name: str) -> Callable[[_Command], _Command]:
     """Adds a path, which the shell completes by its folders."""
     return click.argument(name, shell_complete=_complete("dir"))
+
+
+def local_option(what: str) -> Callable[[_Command], _Command]:
+    """Adds a host's folder, whose steps are taken "too", or "alone"."""
+    return click.option(
+        "--local",
+        metavar="FOLDER",
+        shell_complete=_complete("dir"),
+        help=f"The folder of the local tier on this host, for its steps {what}.",
+    )
 
 
 def restart_options(

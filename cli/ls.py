@@ -41,7 +41,7 @@ Examples:
 Exit codes: 0 listed (also when a step is damaged), 3 nothing there, 5 could not be read."""
 )
 @folder_argument("root")
-@local_option
+@local_option("too")
 @json_option
 def ls(root: str, local: str | None, as_json: bool) -> None:
     """List the steps of ROOT: sizes, times, metrics, and what was begun and never finished."""

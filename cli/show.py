@@ -171,7 +171,7 @@ def _with_changes(
     from holdfast.checkpoint.tools.diff import compare
 
     shares: dict[tuple[str, str], float] = {}
-    for found in compare(before, now):
+    for found in compare(now, before):  # by the names of the first, which are those of the rows
         leaf = (found.item, _OF_PROCESS.sub("", found.path))
         share = found.count / found.size if found.size else 1.0
         shares[leaf] = max(share, shares.get(leaf, 0.0))

@@ -12,6 +12,7 @@ from .common import (
     local_option,
     print_json,
     progress_bar,
+    refuse,
     sentences,
 )
 
@@ -29,7 +30,7 @@ Exit codes: 0 done, 3 nothing there, 5 refused or failed."""
 @click.option(
     "--force", is_flag=True, help="Fence every writer, also one that lives: its next save fails."
 )
-@local_option
+@local_option("alone")
 @json_option
 def sweep(root: str, force: bool, local: str | None, as_json: bool) -> None:
     """Delete the unfinished saves in ROOT whose writers are dead. Steps that are there, and other
@@ -43,6 +44,7 @@ def sweep(root: str, force: bool, local: str | None, as_json: bool) -> None:
     from holdfast.checkpoint.storage.path import open_storage
 
     if local is not None:
+        refuse({"--force": "is for the root's writers: leave --local out"})
         _sweep_host(root, local, as_json)
         return
     with sentences(), progress_bar("sweeping", counts=False):

@@ -44,7 +44,7 @@ Exit codes: 0 whole, 3 nothing there, 4 damaged, 5 could not be read."""
 @folder_argument("path")
 @click.option("--step", type=int, help="Verify this step of a root.")
 @click.option("--all", "every", is_flag=True, help="Verify every step of a root.")
-@local_option
+@local_option("alone")
 @json_option
 def verify(path: str, step: int | None, every: bool, local: str | None, as_json: bool) -> None:
     """Read every byte of the checkpoint in PATH (of a root of steps: the latest) and check it.

@@ -221,6 +221,15 @@ def test_show_tells_what_has_changed_since_a_step(root: Path) -> None:
     assert "has no step 7; it has 1, 2, 3, 4" in run(*since, 7, code=3).output
 
 
+def test_what_has_changed_is_seen_where_the_item_is_called_otherwise(tmp_path: Path) -> None:
+    """A step has one tree, and an earlier one called it otherwise: these two are compared."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, items={"params": {"w": np.arange(4.0), "b": np.zeros(3)}})
+        manager.save(2, {"w": np.arange(4.0) + 1, "b": np.zeros(3)})
+    leaves = json.loads(run("show", tmp_path, "--since", 1, "--json").output)["leaves"]
+    assert {leaf["path"]: leaf["changed"] for leaf in leaves} == {"w": 1, "b": 0}
+
+
 def test_show_tells_tree_values_and_statistics(root: Path, orbax_root: Path) -> None:
     """`show` lists leaves of any layout; `--stats` reads them; `--path` and `--item` narrow it
     down.
@@ -301,6 +310,8 @@ def test_options_that_contradict_or_count_below_nothing(root: Path, tmp_path: Pa
     assert whole in run("verify", root, "--all", "--step", 1, code=2).output
     converts = ("convert", root, tmp_path / "new", "--to", "orbax")
     assert whole in run(*converts, "--all", "--step", 1, code=2).output
+    force = "is for the root's writers: leave --local out"
+    assert force in run("sweep", root, "--local", tmp_path, "--force", code=2).output
     run("diff", root, root, "--limit", -1, code=2)
     run(*converts, "--process", -1, code=2)
     run(*converts, "--shard-bytes", 0, code=2)
