@@ -84,6 +84,7 @@ class Feed:
         self._evidence = Evidence(session_pb2.StatusResponse())  # of the last look at processes
         self._findings: list[Finding] = []
         self._curve = StepCurve()
+        self._gone = ""  # why there is no newer status
         self._answered_s = -math.inf
         self._is_launched = False  # by a launcher on this machine
         self._wanted = threading.Event()  # stacks
@@ -122,9 +123,10 @@ class Feed:
         ranges = ranges_of(status)
         if number >= len(ranges):
             return "[]"
-        kinds = kinds_of(status, self._findings, judge(status, self._findings).state)
+        gone = self._gone
+        kinds = kinds_of(status, self._findings, judge(status, self._findings, gone=gone).state)
         its = ranges[number]
-        return encode(rows(status, kinds, range(its.begin, its.end)))
+        return encode(rows(status, kinds, range(its.begin, its.end), is_now=not gone))
 
     def log(self, process_id: int) -> str:
         """Returns the last lines of a process, or why there are none."""
@@ -157,10 +159,14 @@ class Feed:
     def _watch(self) -> None:
         wait_s = 0.0
         while not self._closed.wait(wait_s):
-            gone = self._lasting(self._ask())
-            self._take_word(gone)
+            self._gone = self._lasting(self._ask())
+            self._take_word(self._gone)
             shown = snapshot(
-                self._status, self._findings, self._curve.samples(), unix_s=time.time(), gone=gone
+                self._status,
+                self._findings,
+                self._curve.samples(),
+                unix_s=time.time(),
+                gone=self._gone,
             )
             self._publish(encode(shown))
             count = self._status.num_processes if self._status is not None else 0
