@@ -89,6 +89,17 @@ launch_command = functools.partial(
 )
 
 
+def several_options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+    """Adds several options, in this order."""
+
+    def add(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 def _complete(kind: str) -> Callable[..., list[CompletionItem]]:
     """Returns what has the shell complete an argument: by its own "file" or "dir"."""
     return lambda context, parameter, incomplete: [CompletionItem(incomplete, type=kind)]
@@ -117,10 +128,12 @@ command_argument = click.argument(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
-def _seconds_option(name: str, default: float, help: str) -> Callable[[_Command], _Command]:
+def _seconds_option(
+    name: str, default: float, help: str, *, least: float = 0
+) -> Callable[[_Command], _Command]:
     return click.option(
         name,
-        type=NumberRange(0),
+        type=NumberRange(least),
         default=default,
         show_default=True,
         metavar="SECONDS",
@@ -134,13 +147,8 @@ grace_s_option = _seconds_option(
 commit_grace_s_option = _seconds_option(
     "--commit-grace-s", 600.0, "To end a save that a failure did not spoil."
 )
-heartbeat_timeout_option = click.option(
-    "--heartbeat-timeout-s",
-    type=NumberRange(0.1),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Silence after which a host is lost.",
+heartbeat_timeout_option = _seconds_option(
+    "--heartbeat-timeout-s", 60.0, "Silence after which a host is lost.", least=0.1
 )
 insecure_option = click.option(
     "--insecure",
@@ -226,7 +234,7 @@ def restart_options(
     startup: str = "For room for all processes; with --stall-timeout-s, to the first step.",
 ) -> Callable[[_Command], _Command]:
     """Adds the options that bear the names of the fields of RestartPolicy."""
-    options = (
+    return several_options(
         click.option(
             "--max-restarts",
             "max_failures",
@@ -265,13 +273,6 @@ def restart_options(
         _seconds_option("--startup-timeout-s", 600.0, startup),
     )
 
-    def add(command: _Command) -> _Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
 
 def take_policy(options: dict[str, Any]) -> RestartPolicy:
     """Takes the fields of RestartPolicy out of `options`."""
@@ -284,22 +285,22 @@ def take_policy(options: dict[str, Any]) -> RestartPolicy:
     return RestartPolicy(**chosen)
 
 
-def standby_options(command: _Command) -> _Command:
-    """Adds the options of what waits for the next attempt."""
-    command = click.option(
-        "--preload",
-        default="",
-        metavar="MODULES",
-        help="What standbys import besides jax, holdfast and a script's first imports: flax",
-    )(command)
-    return click.option(
+standby_options = several_options(
+    click.option(
         "--standby/--no-standby",
         default=None,
         help=(
             "Interpreters that wait to become the next attempt, jax imported.  [default: where"
             " restarts are allowed]"
         ),
-    )(command)
+    ),
+    click.option(
+        "--preload",
+        default="",
+        metavar="MODULES",
+        help="What standbys import besides jax, holdfast and a script's first imports: flax",
+    ),
+)
 
 
 def idle_standbys(chosen: Mapping[str, Any]) -> dict[str, str]:

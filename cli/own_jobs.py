@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from google.protobuf.json_format import ParseDict
@@ -24,25 +24,22 @@ from holdfast.coordination.process.job_folder import (
 )
 from holdfast.proto.session_pb2 import StatusResponse
 
-from .common import EXIT_NOTHING, EXIT_USAGE, Failure, print_json, shown_time
+from .common import EXIT_NOTHING, EXIT_USAGE, Failure, print_json, several_options, shown_time
 from .tables import Table, console
 
-_Command = TypeVar("_Command", bound=Callable[..., None])
 _MOST_ENDED = 5  # jobs that are listed, the last that ended
 _FILE = click.Path(exists=True, dir_okay=False)
-_OPTIONS = {
-    "--token-file": "File with the token of a secured coordinator.",
-    "--tls-cert": "PEM certificate for a secured coordinator.",
-    "--tls-key": "PEM key of --tls-cert.",
-    "--tls-ca": "PEM certificate of the authority of the coordinator's certificate.",
-}
-
-
-def credential_options(command: _Command) -> _Command:
-    """Adds the options that bear the names of the fields of Credentials."""
-    for name, help_text in reversed(_OPTIONS.items()):
-        command = click.option(name, type=_FILE, help=help_text)(command)
-    return command
+# They bear the names of the fields of Credentials.
+credential_options = several_options(
+    click.option("--token-file", type=_FILE, help="File with the token of a secured coordinator."),
+    click.option("--tls-cert", type=_FILE, help="PEM certificate for a secured coordinator."),
+    click.option("--tls-key", type=_FILE, help="PEM key of --tls-cert."),
+    click.option(
+        "--tls-ca",
+        type=_FILE,
+        help="PEM certificate of the authority of the coordinator's certificate.",
+    ),
+)
 
 
 def running_jobs() -> list[tuple[RunningJob, Credentials]]:
