@@ -37,9 +37,6 @@ from holdfast.coordination.limits import Limits, NumberRange
 from .interrupts import EXIT_INTERRUPTED, raise_at_interrupts
 
 if TYPE_CHECKING:
-    from holdfast.checkpoint.layouts.base import CheckpointReader
-    from holdfast.checkpoint.storage.base import Storage
-    from holdfast.checkpoint.storage.counting import CountingStorage
     from holdfast.launch import RestartPolicy, StandbySettings
 
 EXIT_DIFFERENT = 1  # `diff` has found differences
@@ -515,12 +512,6 @@ class Meter:
         """Moves the bar."""
         self._bar.advance(self._task, done_bytes)
 
-    def counting(self, storage: Storage) -> CountingStorage:
-        """Returns a store whose bytes move the bar."""
-        from holdfast.checkpoint.storage.counting import CountingStorage
-
-        return CountingStorage(storage, self)
-
     def expect(self, total_bytes: int) -> None:
         """Sets how many bytes make the bar full."""
         self._bar.update(self._task, total=total_bytes)
@@ -555,13 +546,6 @@ def progress_bar(what: str, *, counts: bool = True) -> Iterator[Meter]:
             timer.join()
         if bar.live.is_started:
             bar.stop()
-
-
-def open_measured(path: str, step: int | None, meter: Meter) -> CheckpointReader:
-    """Opens a checkpoint of any layout; the meter gets the bytes that are read of it."""
-    from holdfast.checkpoint.layouts.detect import open_checkpoint
-
-    return open_checkpoint(path, step, wrap=meter.counting)
 
 
 def shown_time(seconds: float | None) -> str:

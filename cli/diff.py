@@ -13,7 +13,6 @@ from .common import (
     EXIT_DIFFERENT,
     folder_argument,
     json_option,
-    open_measured,
     print_json,
     progress_bar,
     sentences,
@@ -56,6 +55,8 @@ def diff(
     """
     from holdfast.checkpoint.layouts.base import total_bytes
     from holdfast.checkpoint.tools.diff import by_size, compare
+
+    from .roots import open_measured
 
     with sentences(), progress_bar("comparing") as meter:
         one = open_measured(a, step_a, meter)

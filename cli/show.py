@@ -20,7 +20,6 @@ from .common import (
     Failure,
     folder_argument,
     json_option,
-    open_measured,
     print_json,
     progress_bar,
     sentences,
@@ -79,6 +78,8 @@ Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
 def show(path: str, *, page: Path | None, as_json: bool, **options: Any) -> None:
     """Show the tree of the checkpoint in PATH (of a root of steps: the latest) and its totals."""
     from holdfast.checkpoint.layouts.base import total_bytes
+
+    from .roots import open_measured
 
     chosen = _Chosen(**options)
     with sentences(), progress_bar("reading") as meter:

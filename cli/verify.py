@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +20,6 @@ from .common import (
     folder_argument,
     json_option,
     local_option,
-    open_measured,
     print_json,
     progress_bar,
     refuse,
@@ -61,9 +62,7 @@ def verify(path: str, step: int | None, every: bool, local: str | None, as_json:
         elif every:
             reports = _verify_all(path, each)
         else:
-            outcomes = each.run(
-                [step], lambda step: _verify(lambda meter: open_measured(path, step, meter))
-            )
+            outcomes = each.run([step], lambda step: _verify_one(path, step))
             reports = [_report(path, number, outcome) for number, outcome in outcomes]
     if as_json:
         print_json({"steps": reports})
@@ -94,28 +93,13 @@ def _print(report: dict[str, Any]) -> None:
 
 def _verify_all(path: str, each: EachStep) -> list[dict[str, Any]]:
     """Returns a report of each step of a root."""
-    from holdfast.checkpoint import StepNotFound
-    from holdfast.checkpoint.layouts.detect import (
-        find_steps,
-        nothing_at,
-        while_it_is_there,
-    )
-    from holdfast.checkpoint.storage.path import StorePath, open_storage
+    from .roots import Root
 
-    storage = open_storage(path)
-    steps = find_steps(storage)
-    if not steps:
-        raise StepNotFound(nothing_at(storage), path=storage.root)
-
-    def verify_step(step: int) -> dict[str, Any]:
-        name, layout = steps[step]
-        with while_it_is_there(StorePath(storage, name)):
-            return _verify(lambda meter: layout.open(StorePath(meter.counting(storage), name)))
-
-    return [
-        _report(str(StorePath(storage, steps[step][0])), step, outcome)
-        for step, outcome in each.run(steps, verify_step)
-    ]
+    root = Root(path)
+    if not root.steps:
+        raise root.nothing()
+    outcomes = each.run(root.steps, lambda step: _verify(lambda meter: root.opened(step, meter)))
+    return [_report(str(root.folder(step)), step, outcome) for step, outcome in outcomes]
 
 
 def _verify_local(path: str, local: str, step: int | None, each: EachStep) -> list[dict[str, Any]]:
@@ -167,12 +151,19 @@ def _report(path: str, step: int | None, outcome: dict[str, Any] | Failure) -> d
     return report | {"error": outcome.message, "file": file, "leaf": getattr(error, "leaf", "")}
 
 
-def _verify(opened: Callable[[Meter], CheckpointReader]) -> dict[str, Any]:
+def _verify_one(path: str, step: int | None) -> dict[str, Any]:
+    from .roots import open_measured
+
+    return _verify(lambda meter: contextlib.nullcontext(open_measured(path, step, meter)))
+
+
+def _verify(
+    opened: Callable[[Meter], AbstractContextManager[CheckpointReader]],
+) -> dict[str, Any]:
     from holdfast.checkpoint.layouts.base import total_bytes
 
     began = time.perf_counter()
-    with progress_bar("verifying") as meter:
-        checkpoint = opened(meter)
+    with progress_bar("verifying") as meter, opened(meter) as checkpoint:
         meter.expect(total_bytes(checkpoint))
         verified = checkpoint.verify()
     return {
