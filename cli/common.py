@@ -426,8 +426,7 @@ class EachStep:
     def __init__(self, *, several: bool) -> None:
         self._several = several
         self._gone: list[str] = []
-        self._damaged: list[str] = []
-        self._failed: Failure | None = None
+        self._failures: list[Failure] = []  # of steps that are damaged; another one is the last
         self.done = 0
 
     def run(self, steps: Iterable[S], work: Callable[[S], T]) -> list[tuple[S, T | Failure]]:
@@ -442,16 +441,16 @@ class EachStep:
                 with sentences():
                     done = work(step)
             except Failure as failure:
-                if failure.exit_code == EXIT_DAMAGED:
-                    self._damaged.append(failure.message)
-                elif self._several and isinstance(failure.__cause__, StepGone):
-                    self._gone.append(failure.message)
-                elif self.done or self._damaged or self._gone:
-                    self._failed = failure
-                else:
+                is_damaged = failure.exit_code == EXIT_DAMAGED
+                is_gone = self._several and isinstance(failure.__cause__, StepGone)
+                if not (is_damaged or is_gone or outcomes):
                     raise
                 outcomes.append((step, failure))
-                if self._failed is not None:
+                if is_gone:
+                    self._gone.append(failure.message)
+                    continue
+                self._failures.append(failure)
+                if not is_damaged:
                     break
             else:
                 self.done += 1
@@ -461,7 +460,7 @@ class EachStep:
     @property
     def errors(self) -> list[str]:
         """What is damaged, and what has ended the command."""
-        return [*self._damaged, *([self._failed.message] if self._failed else [])]
+        return [failure.message for failure in self._failures]
 
     def end(self) -> None:
         """Says which steps went; raises Failure for what is damaged, for what has ended the
@@ -470,14 +469,12 @@ class EachStep:
         for message in self._gone:
             click.echo(message, err=True)
         lines = self.errors
-        if self._damaged and self._several:
+        damaged = sum(failure.exit_code == EXIT_DAMAGED for failure in self._failures)
+        if damaged and self._several:
             count = counted(self.done + len(lines), "step")
-            are = "is" if len(self._damaged) == 1 else "are"
-            lines.append(f"{len(self._damaged)} of {count} {are} damaged")
-        if self._failed is not None:
-            raise Failure("\n".join(lines), self._failed.exit_code, printed=True)
-        if self._damaged:
-            raise Failure("\n".join(lines), EXIT_DAMAGED, printed=True)
+            lines.append(f"{damaged} of {count} {'is' if damaged == 1 else 'are'} damaged")
+        if self._failures:
+            raise Failure("\n".join(lines), self._failures[-1].exit_code, printed=True)
         if self._gone and not self.done:
             raise Failure("no step is left", EXIT_NOTHING, printed=True)
 
