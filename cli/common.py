@@ -499,19 +499,21 @@ def dump_json(value: Any, *, indent: int | None = None) -> str:
 
 
 class Meter:
-    """Counts bytes for a progress bar, from any thread; `expect` sets how many there will be."""
+    """Counts bytes for a progress bar, from any thread; `expect` says that more will come."""
 
     def __init__(self, bar: Progress, what: str) -> None:
         self._bar = bar
         self._task = bar.add_task(what, total=None)
+        self._expected_bytes = 0
 
     def __call__(self, done_bytes: int) -> None:
         """Moves the bar."""
         self._bar.advance(self._task, done_bytes)
 
-    def expect(self, total_bytes: int) -> None:
-        """Sets how many bytes make the bar full."""
-        self._bar.update(self._task, total=total_bytes)
+    def expect(self, more_bytes: int) -> None:
+        """Makes the bar full at so many bytes more."""
+        self._expected_bytes += more_bytes
+        self._bar.update(self._task, total=self._expected_bytes)
 
 
 @contextlib.contextmanager

@@ -72,7 +72,7 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
     if running and len(running) + len(between) == 1:
         return next(iter(running.values()))
     failure = _no_single_job(len(running), between, ended)
-    here = [*(job for job, _ in running.values()), *between]
+    here: list[RunningJob | LaunchedJob] = [*(job for job, _ in running.values()), *between]
     if as_json:
         jobs = [_facts(job) for job in (*here, *ended)]
         print_json({"error": failure.message, "exit_code": failure.exit_code, "jobs": jobs})

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from holdfast.checkpoint import CheckpointError, StepFacts, StepGone, StepNotFound
-from holdfast.checkpoint.layouts.base import CheckpointLayout, CheckpointReader
+from holdfast.checkpoint.layouts.base import CheckpointLayout, CheckpointReader, total_bytes
 from holdfast.checkpoint.layouts.detect import (
     find_steps,
     left_steps,
@@ -58,7 +58,10 @@ class Root:
         folder = self.folder(step)
         storage = self.storage if meter is None else CountingStorage(self.storage, meter)
         with while_it_is_there(folder):
-            yield self.steps[step][1].open(StorePath(storage, folder.name))
+            checkpoint = self.steps[step][1].open(StorePath(storage, folder.name))
+            if meter is not None:
+                meter.expect(total_bytes(checkpoint))
+            yield checkpoint
 
     def own_steps(self) -> tuple[list[StepFacts], list[int]]:
         """Returns the steps of holdfast's, and those that a listing shows to be damaged: these must
@@ -106,6 +109,12 @@ def look_at(
     return checkpoint, entries, wrong
 
 
-def open_measured(path: str, step: int | None, meter: Meter) -> CheckpointReader:
-    """Opens a checkpoint of any layout; the meter gets the bytes that are read of it."""
-    return open_checkpoint(path, step, wrap=lambda storage: CountingStorage(storage, meter))
+def open_measured(
+    path: str, step: int | None, meter: Meter, *, readings: int = 1
+) -> CheckpointReader:
+    """Opens a checkpoint of any layout; the meter gets the bytes that are read of it, and expects
+    its arrays that many times.
+    """
+    checkpoint = open_checkpoint(path, step, wrap=lambda storage: CountingStorage(storage, meter))
+    meter.expect(readings * total_bytes(checkpoint))
+    return checkpoint

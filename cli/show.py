@@ -77,15 +77,12 @@ Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
 @json_option
 def show(path: str, *, page: Path | None, as_json: bool, **options: Any) -> None:
     """Show the tree of the checkpoint in PATH (of a root of steps: the latest) and its totals."""
-    from holdfast.checkpoint.layouts.base import total_bytes
-
     from .roots import open_measured
 
     chosen = _Chosen(**options)
     with sentences(), progress_bar("reading") as meter:
-        checkpoint = open_measured(path, chosen.step, meter)
-        readings = chosen.stats + chosen.check + 2 * (chosen.since is not None)
-        meter.expect(total_bytes(checkpoint) * readings)
+        readings = chosen.stats + chosen.check + (chosen.since is not None)
+        checkpoint = open_measured(path, chosen.step, meter, readings=readings)
         rows = list(_rows(checkpoint, chosen))
         if chosen.since is not None:
             rows = _with_changes(rows, open_measured(path, chosen.since, meter), checkpoint)
@@ -133,9 +130,9 @@ def _rows(checkpoint: CheckpointReader, chosen: _Chosen) -> Iterator[dict[str, A
                 yield {"item": name, "path": "", "dtype": "json", "value": checkpoint.json(name)}
             continue
         leaves = leaves_below(checkpoint.item(name), chosen.under)
-        counted = dict(_statistics(checkpoint, name, leaves)) if chosen.stats else {}
+        found = dict(_statistics(checkpoint, name, leaves)) if chosen.stats else {}
         for leaf in leaves:
-            yield _leaf_row(name, leaf, counted.get(leaf.path))
+            yield _leaf_row(name, leaf, found.get(leaf.path))
 
 
 def _leaf_row(item: str, leaf: LeafRecord, stats: dict[str, Any] | None) -> dict[str, Any]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,7 +13,6 @@ from holdfast.coordination.diagnosis.summary import counted
 from .common import (
     EachStep,
     Failure,
-    Meter,
     folder_argument,
     json_option,
     local_option,
@@ -98,7 +94,12 @@ def _verify_all(path: str, each: EachStep) -> list[dict[str, Any]]:
     root = Root(path)
     if not root.steps:
         raise root.nothing()
-    outcomes = each.run(root.steps, lambda step: _verify(lambda meter: root.opened(step, meter)))
+
+    def verify_step(step: int) -> dict[str, Any]:
+        with progress_bar("verifying") as meter, root.opened(step, meter) as checkpoint:
+            return _verify(checkpoint)
+
+    outcomes = each.run(root.steps, verify_step)
     return [_report(str(root.folder(step)), step, outcome) for step, outcome in outcomes]
 
 
@@ -154,18 +155,13 @@ def _report(path: str, step: int | None, outcome: dict[str, Any] | Failure) -> d
 def _verify_one(path: str, step: int | None) -> dict[str, Any]:
     from .roots import open_measured
 
-    return _verify(lambda meter: contextlib.nullcontext(open_measured(path, step, meter)))
+    with progress_bar("verifying") as meter:
+        return _verify(open_measured(path, step, meter))
 
 
-def _verify(
-    opened: Callable[[Meter], AbstractContextManager[CheckpointReader]],
-) -> dict[str, Any]:
-    from holdfast.checkpoint.layouts.base import total_bytes
-
+def _verify(checkpoint: CheckpointReader) -> dict[str, Any]:
     began = time.perf_counter()
-    with progress_bar("verifying") as meter, opened(meter) as checkpoint:
-        meter.expect(total_bytes(checkpoint))
-        verified = checkpoint.verify()
+    verified = checkpoint.verify()
     return {
         "path": verified.path,
         "step": checkpoint.info.step,
