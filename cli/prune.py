@@ -45,6 +45,7 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
     from holdfast.checkpoint import CheckpointManager, Options
     from holdfast.checkpoint.policy import to_delete, unknown_metrics
     from holdfast.checkpoint.steps.holds import held_steps
+    from holdfast.multihost import Solo
 
     from .roots import Root
 
@@ -57,7 +58,8 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
         going = [step for step in going if step not in held]
         if going and not dry_run:
             options = Options(single_writer=single_writer)
-            with CheckpointManager(root, options=options) as manager:
+            # The group of all processes asks jax for devices, which a job here may hold.
+            with CheckpointManager(root, group=Solo(), options=options) as manager:
                 going = manager.delete_unheld(going)
     kept = [facts.step for facts in steps if facts.step not in going]
     for sentence in unknown_metrics(policy, steps):

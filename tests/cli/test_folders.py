@@ -91,6 +91,25 @@ def arguments(command: str, path: Path, tmp_path: Path) -> list[object]:
     return [command, path, *extra.get(command, [])]
 
 
+def test_no_command_takes_a_device(root: Path, tmp_path: Path) -> None:
+    """Whoever trains on this machine may hold them all."""
+    lines = [arguments(command, root, tmp_path) for command in FOLDER_COMMANDS]
+    program = (
+        "import json, sys\n"
+        "from click.testing import CliRunner\n"
+        "from holdfast.cli.entry import main\n"
+        "for line in json.loads(sys.argv[1]):\n"
+        "    result = CliRunner().invoke(main, line)\n"
+        "    assert result.exit_code == 0, (line, result.output, result.exception)\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, json.dumps(lines, default=str)],
+        env=os.environ | {"JAX_PLATFORMS": "held_by_others"},
+        check=True,
+        timeout=100,
+    )
+
+
 @pytest.mark.parametrize("command", FOLDER_COMMANDS)
 def test_good_empty_foreign_damaged_missing(command: str, root: Path, tmp_path: Path) -> None:
     """Every command says a sentence that helps, with the right exit code, on each kind of path."""
