@@ -31,7 +31,7 @@ from rich.progress import (
 )
 
 from holdfast.coordination import HoldfastError
-from holdfast.coordination.diagnosis.summary import counted
+from holdfast.coordination.diagnosis.summary import counted, printable
 from holdfast.coordination.limits import Limits, NumberRange
 
 from .interrupts import EXIT_INTERRUPTED, raise_at_interrupts
@@ -370,7 +370,7 @@ class Failure(click.ClickException):
     """
 
     def __init__(self, message: str, code: int = EXIT_FAILED, *, printed: bool = False) -> None:
-        super().__init__(message)
+        super().__init__(printable(message, lines=True))
         self.exit_code: int = code  # type: ignore[misc]
         self._prints_json = wants_json() and not printed
 
@@ -380,7 +380,7 @@ class Failure(click.ClickException):
             print_json({"error": self.message, "exit_code": self.exit_code})
         super().show(file)
         if self.exit_code == EXIT_DAMAGED:
-            click.echo(
+            say(
                 "What is damaged cannot be mended: take another step (`holdfast ls` lists them), or"
                 " a copy of this one.",
                 err=True,
@@ -467,7 +467,7 @@ class EachStep:
         command, and where all steps went. The command has printed its JSON.
         """
         for message in self._gone:
-            click.echo(message, err=True)
+            say(message, err=True)
         lines = self.errors
         damaged = sum(failure.exit_code == EXIT_DAMAGED for failure in self._failures)
         if damaged and self._several:
@@ -483,6 +483,11 @@ def failure_of(error: OSError) -> Failure:
     """Returns what the system refused, and where, as a sentence."""
     where = f"{error.filename}: " if error.filename else ""
     return Failure(f"{where}{error.strerror or error}")
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Prints text, which may hold names that others chose: none steers the terminal."""
+    click.echo(printable(text, lines=True), err=err)
 
 
 def print_json(value: Mapping[str, Any]) -> None:

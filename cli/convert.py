@@ -15,6 +15,7 @@ from .common import (
     print_json,
     progress_bar,
     refuse,
+    say,
     sentences,
     single_writer_option,
 )
@@ -118,7 +119,7 @@ def convert(
         print_json({"converted": conversion.written, "errors": each.errors})
     else:
         for line in conversion.written:
-            click.echo(f"{line['from']} ({line['was']}) is now {line['to']} ({line['layout']})")
+            say(f"{line['from']} ({line['was']}) is now {line['to']} ({line['layout']})")
     each.end()
 
 
@@ -147,7 +148,7 @@ class Conversion:
         each.run(going, lambda step: self._write_step(root, step))
         for step in sorted(root.left_behind):
             hint = f"`--step {step}` writes it"
-            click.echo(f"step {step} was left behind, and is not written: {hint}", err=True)
+            say(f"step {step} was left behind, and is not written: {hint}", err=True)
 
     def _write_step(self, root: Root, step: int) -> None:
         """Converts one step of several; one that is there already stays."""
@@ -160,7 +161,7 @@ class Conversion:
         except StepExists as error:
             if single_files:  # a part of a folder looks like a step
                 raise
-            click.echo(f"left as it is: {error}", err=True)
+            say(f"left as it is: {error}", err=True)
 
     def write(self, src: str, step: int | None) -> None:
         """Converts one checkpoint."""

@@ -18,6 +18,7 @@ from .common import (
     json_option,
     print_json,
     progress_bar,
+    say,
     sentences,
     single_writer_option,
 )
@@ -101,7 +102,7 @@ def _show(copied: Copied) -> None:
     were = "was" if len(copied.skipped) == 1 else "were"
     kept = f", {len(copied.skipped)} {were} there already" if copied.skipped else ""
     files = f"{counted(len(copied.written), 'file')} copied ({decimal(copied.bytes)})"
-    click.echo(f"{files}{kept}; what was copied was read back and is whole")
+    say(f"{files}{kept}; what was copied was read back and is whole")
 
 
 def _folders(root: Root, step: int | None) -> list[str]:

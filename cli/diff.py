@@ -15,6 +15,7 @@ from .common import (
     json_option,
     print_json,
     progress_bar,
+    say,
     sentences,
 )
 from .tables import Table, console
@@ -65,15 +66,15 @@ def diff(
         shown = [asdict(difference) for difference in differences]
         print_json({"a": one.info.path, "b": two.info.path, "differences": shown})
     elif not differences:
-        click.echo(f"{one.info.path} and {two.info.path} are equal, bit by bit")
+        say(f"{one.info.path} and {two.info.path} are equal, bit by bit")
     else:
-        click.echo(f"A: {one.info.path}\nB: {two.info.path}")
+        say(f"A: {one.info.path}\nB: {two.info.path}")
         console().print(_table(differences[: limit or None]))
         differ = "leaf differs" if len(differences) == 1 else "leaves differ"
         more = ""
         if 0 < limit < len(differences):
             more = f", {limit} shown (--limit 0 shows all)"
-        click.echo(f"\n{len(differences)} {differ}{more}")
+        say(f"\n{len(differences)} {differ}{more}")
     sys.exit(EXIT_DIFFERENT if differences else 0)
 
 

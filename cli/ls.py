@@ -14,6 +14,7 @@ from .common import (
     local_option,
     print_json,
     progress_bar,
+    say,
     sentences,
     shown_time,
 )
@@ -43,7 +44,7 @@ def ls(root: str, local: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"root": root, "steps": rows, "beside": beside})
         return
-    click.echo(root)
+    say(root)
     console().print(_table(rows))
     notes = [f"{row['name']}: {row['note']}" for row in rows if row["note"]]
     notes += [
@@ -51,7 +52,7 @@ def ls(root: str, local: str | None, as_json: bool) -> None:
         for name, layout in beside.items()
     ]
     for line in ["", *notes] if notes else []:
-        click.echo(line)
+        say(line)
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

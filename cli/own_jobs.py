@@ -24,7 +24,7 @@ from holdfast.coordination.process.job_folder import (
 )
 from holdfast.proto.session_pb2 import StatusResponse
 
-from .common import EXIT_NOTHING, EXIT_USAGE, Failure, print_json, several_options, shown_time
+from .common import EXIT_NOTHING, EXIT_USAGE, Failure, print_json, say, several_options, shown_time
 from .tables import Table, console
 
 _MOST_ENDED = 5  # jobs that are listed, the last that ended
@@ -82,7 +82,7 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
         console().print(_table([*here, *ended[: -_MOST_ENDED - 1 : -1]]))
     if len(ended) > _MOST_ENDED:
         more = counted(len(ended) - _MOST_ENDED, "more job")
-        click.echo(f"and {more} that ended within the hour: --json lists all")
+        say(f"and {more} that ended within the hour: --json lists all")
     sys.exit(failure.exit_code)
 
 

@@ -11,6 +11,7 @@ from .common import (
     json_option,
     print_json,
     progress_bar,
+    say,
     sentences,
     single_writer_option,
 )
@@ -63,16 +64,14 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
                 going = manager.delete_unheld(going)
     kept = [facts.step for facts in steps if facts.step not in going]
     for sentence in unknown_metrics(policy, steps):
-        click.echo(sentence, err=True)
+        say(sentence, err=True)
     if as_json:
         print_json({"deleted": going, "kept": kept, "damaged": damaged, "dry_run": dry_run})
         return
-    click.echo(f"{'would delete' if dry_run else 'deleted'}: {_listed(going)}")
-    click.echo(f"{'would keep' if dry_run else 'kept'}: {_listed(kept)}")
+    say(f"{'would delete' if dry_run else 'deleted'}: {_listed(going)}")
+    say(f"{'would keep' if dry_run else 'kept'}: {_listed(kept)}")
     if damaged:
-        click.echo(
-            f"left alone, since they are damaged (`holdfast ls` says how): {_listed(damaged)}"
-        )
+        say(f"left alone, since they are damaged (`holdfast ls` says how): {_listed(damaged)}")
 
 
 def _listed(steps: list[int]) -> str:

@@ -22,6 +22,7 @@ from .common import (
     json_option,
     print_json,
     progress_bar,
+    say,
     sentences,
     shown_time,
 )
@@ -246,36 +247,36 @@ def _print(checkpoint: CheckpointReader, rows: list[dict[str, Any]], chosen: _Ch
     info = checkpoint.info
     when = f", saved {shown_time(info.finished_s)}" if info.finished_s else ""
     step = f"step {info.step} of " if info.step is not None else ""
-    click.echo(f"{step}{info.path} ({info.layout}){when}")
+    say(f"{step}{info.path} ({info.layout}){when}")
     for name, kind in info.items.items():
         of_item = [row for row in rows if row["item"] == name]
         if of_item:
             _print_item(name, kind, _folded(of_item) if chosen.folds else of_item, chosen.stats)
-    click.echo()
+    say("")
     for label, facts in (("metrics", info.metrics), ("metadata", info.metadata)):
         if facts:
             click.echo(printable(f"{label}: {facts}"))
     leaves = [row for row in rows if row["dtype"] != "json"]
     size = decimal(sum(row.get("bytes", 0) for row in leaves))
-    click.echo(f"{counted(len(leaves), 'leaf', 'leaves')}, {size} of arrays")
+    say(f"{counted(len(leaves), 'leaf', 'leaves')}, {size} of arrays")
     if chosen.check and info.layout == "holdfast":
-        click.echo("every byte is as it was written")
+        say("every byte is as it was written")
     elif chosen.check:
-        click.echo("everything can be read; this layout has no checksums")
+        say("everything can be read; this layout has no checksums")
 
 
 def _print_item(name: str, kind: str, rows: list[dict[str, Any]], stats: bool) -> None:
     shardings = {row["sharding"] for row in rows if row.get("sharding")}
     # Mostly all arrays have one sharding: then it is no column.
     everywhere = f", sharding of each array: {min(shardings)}" if len(shardings) == 1 else ""
-    click.echo(printable(f"\n{name} ({kind}){everywhere}", lines=True))
+    say(f"\n{name} ({kind}){everywhere}")
     if kind != "json":
         console().print(_table(rows, stats, with_sharding=len(shardings) > 1))
         return
     for row in rows:
         text = json.dumps(row["value"], default=str)
         more = "... (--json shows all)" if len(text) > _MOST_OF_JSON else ""
-        click.echo(f"{text[:_MOST_OF_JSON]}{more}")
+        say(f"{text[:_MOST_OF_JSON]}{more}")
 
 
 def _folded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from .common import (
     print_json,
     progress_bar,
     refuse,
+    say,
     sentences,
 )
 
@@ -56,11 +57,11 @@ def sweep(root: str, force: bool, local: str | None, as_json: bool) -> None:
         print_json({"fenced": swept.fenced, "files": swept.files, "standing": swept.standing})
         return
     for reason in swept.fenced:
-        click.echo(f"fenced: {reason}")
+        say(f"fenced: {reason}")
     for name in swept.files:
-        click.echo(f"deleted: {name}")
+        say(f"deleted: {name}")
     living = f"; {counted(len(swept.standing), 'writer')} still at work" if swept.standing else ""
-    click.echo(f"{counted(len(swept.files), 'file')} of unfinished saves deleted{living}")
+    say(f"{counted(len(swept.files), 'file')} of unfinished saves deleted{living}")
 
 
 def _sweep_host(root: str, local: str, as_json: bool) -> None:
@@ -74,5 +75,5 @@ def _sweep_host(root: str, local: str, as_json: bool) -> None:
         print_json({"deleted": deleted})
         return
     for name in deleted:
-        click.echo(f"deleted: {local}: {name}")
-    click.echo(f"{counted(len(deleted), 'dead or torn local step')} deleted")
+        say(f"deleted: {local}: {name}")
+    say(f"{counted(len(deleted), 'dead or torn local step')} deleted")

@@ -19,6 +19,7 @@ from .common import (
     print_json,
     progress_bar,
     refuse,
+    say,
     sentences,
 )
 
@@ -71,16 +72,16 @@ def verify(path: str, step: int | None, every: bool, local: str | None, as_json:
 
 def _print(report: dict[str, Any]) -> None:
     if "gone" in report:
-        click.echo(f"{report['path']}: gone meanwhile")
+        say(f"{report['path']}: gone meanwhile")
         return
     rate = "at once"
     if report["seconds"] > _MEASURABLE_S:
         rate = f"{decimal(int(report['bytes'] / report['seconds']))}/s"
     leaves = f"{report['layout']}: {counted(report['leaves'], 'leaf', 'leaves')}"
     read = f"{decimal(report['bytes'])} read from {counted(report['files'], 'file')}, {rate}"
-    click.echo(f"{report['path']}: whole ({leaves}, {read})")
+    say(f"{report['path']}: whole ({leaves}, {read})")
     if report["layout"] != "holdfast":
-        click.echo(
+        say(
             "  this layout keeps no checksums of its arrays: they can be read, which is all"
             " that can be said",
             err=True,

@@ -215,6 +215,17 @@ def test_ls_lists_steps_and_what_was_never_finished(root: Path, orbax_root: Path
     assert json.loads(run("ls", root / "3", "--json").output)["steps"][0]["step"] == 3
 
 
+def test_no_name_steers_the_terminal(tmp_path: Path) -> None:
+    """Who may write into a root or bucket chooses the names in it."""
+    hostile = "\x1b]0;owned\x07"
+    (tmp_path / f"{hostile}.orbax-checkpoint-tmp").mkdir()
+    (tmp_path / "other" / hostile).mkdir(parents=True)
+    for path, code in ((tmp_path, 0), (tmp_path / "other", 3)):
+        shown = run("ls", path, code=code).output
+        assert r"\x1b]0;owned\x07" in shown
+        assert all(each.isprintable() or each == "\n" for each in shown), shown
+
+
 def test_show_tells_what_has_changed_since_a_step(root: Path) -> None:
     """The share of each leaf's elements, in the table, in JSON and on the page; what is not as it
     was in one element alone has not changed as a whole.
