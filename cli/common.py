@@ -231,7 +231,7 @@ def restart_options(
     startup: str = "For room for all processes; with --stall-timeout-s, to the first step.",
 ) -> Callable[[_Command], _Command]:
     """Adds the options that bear the names of the fields of RestartPolicy."""
-    return several_options(
+    options = (
         click.option(
             "--max-restarts",
             "max_failures",
@@ -269,6 +269,7 @@ def restart_options(
         ),
         _seconds_option("--startup-timeout-s", 600.0, startup),
     )
+    return several_options(*options)
 
 
 def take_policy(options: dict[str, Any]) -> RestartPolicy:

@@ -72,9 +72,9 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
         claims = open_claims(target, single_writer=single_writer)
         if is_root:
             copy_step_names(root.storage, target, claims, folders)
-        # A step that was left behind, and is asked for by its number, is not left behind there.
-        if is_root and (step is None or step not in root.left_behind):
-            copy_marks(root.storage, target, claims)
+            # A step that was left behind, and is asked for by its number, is not left there.
+            if step is None or step not in root.left_behind:
+                copy_marks(root.storage, target, claims)
         meter.expect(_size(root.storage, folders))
 
         def copy(name: str) -> None:
@@ -93,9 +93,9 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
 def _add(copied: Copied, folder: str, one: Copied) -> None:
     """Adds the copy of one checkpoint, whose files lie in `folder`, to that of all."""
     prefix = f"{folder}/" if folder else ""
-    copied.written += [f"{prefix}{file}" for file in one.written]
-    copied.skipped += [f"{prefix}{file}" for file in one.skipped]
-    copied.bytes += one.bytes
+    copied.written.extend(f"{prefix}{file}" for file in one.written)
+    copied.skipped.extend(f"{prefix}{file}" for file in one.skipped)
+    copied.wrote(one.bytes)
 
 
 def _show(copied: Copied) -> None:

@@ -91,10 +91,11 @@ def show(path: str, *, page: Path | None, as_json: bool, **options: Any) -> None
             checkpoint.verify()
     if chosen.under and not rows:
         raise Failure(f"{checkpoint.info.path} has no leaf below '{chosen.under}'", EXIT_NOTHING)
+    shown = _as_json(checkpoint, rows, chosen)
     if page is not None:
-        _write_page(page, _as_json(checkpoint, rows, chosen))
+        _write_page(page, shown)
     if as_json:
-        print_json(_as_json(checkpoint, rows, chosen))
+        print_json(shown)
     else:
         _print(checkpoint, rows, chosen)
 
@@ -311,8 +312,19 @@ def _table(rows: list[dict[str, Any]], stats: bool, *, with_sharding: bool) -> T
         titles = [title for title in titles if title != "sharding"]
     table = Table(
         titles,
-        folds=["sharding", "value", "NaN", "histogram", "mean", "max", "min", "dtype", "size"]
-        + ["shape", "changed"],
+        folds=[
+            "sharding",
+            "value",
+            "NaN",
+            "histogram",
+            "mean",
+            "max",
+            "min",
+            "dtype",
+            "size",
+            "shape",
+            "changed",
+        ],
         numbers=["size", "changed", *_NUMBERS, "NaN"],
     )
     for each in cells:

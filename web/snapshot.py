@@ -32,8 +32,14 @@ from .process_ranges import (
 
 MOST_EVENTS = 300  # and so many saves
 _STEP_FACTS = (
-    *("step", "bytes", "incremental", "local", "damaged", "survives"),
-    *("left_behind", "saved_unix_s", "took_s"),
+    "step",
+    "bytes",
+    "incremental",
+    "local",
+    "damaged",
+    "survives",
+    "left_behind",
+    "took_s",
 )
 _LAUNCHER_FACTS = ("command", "folder", "began_unix_s")
 _MOST_NAMED = 50  # processes of one barrier, or of one finding
@@ -178,8 +184,11 @@ def _root(root: session_pb2.CheckpointRoot, saves: Mapping[int, float]) -> dict[
     """Returns what is known of the steps. When an earlier attempt saved one, the history knows."""
     steps = [
         {name: getattr(step, name) for name in _STEP_FACTS}
-        | {"metrics": dict(step.metrics), "best": list(step.best)}
-        | {"saved_unix_s": step.saved_unix_s or (0.0 if step.local else saves.get(step.step, 0.0))}
+        | {
+            "metrics": dict(step.metrics),
+            "best": list(step.best),
+            "saved_unix_s": step.saved_unix_s or (0.0 if step.local else saves.get(step.step, 0.0)),
+        }
         for step in root.steps
     ]
     return {"path": root.path, "num_steps": root.num_steps, "steps": steps}
