@@ -31,15 +31,12 @@ from rich.progress import (
 )
 
 from holdfast.coordination import HoldfastError
-from holdfast.coordination.diagnosis.summary import counted
+from holdfast.coordination.diagnosis.summary import counted, printable
 from holdfast.coordination.limits import Limits, NumberRange
 
 from .interrupts import EXIT_INTERRUPTED, raise_at_interrupts
 
 if TYPE_CHECKING:
-    from holdfast.checkpoint.layouts.base import CheckpointReader
-    from holdfast.checkpoint.storage.base import Storage
-    from holdfast.checkpoint.storage.counting import CountingStorage
     from holdfast.launch import RestartPolicy, StandbySettings
 
 EXIT_DIFFERENT = 1  # `diff` has found differences
@@ -89,6 +86,17 @@ launch_command = functools.partial(
 )
 
 
+def several_options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+    """Adds several options, in this order."""
+
+    def add(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 def _complete(kind: str) -> Callable[..., list[CompletionItem]]:
     """Returns what has the shell complete an argument: by its own "file" or "dir"."""
     return lambda context, parameter, incomplete: [CompletionItem(incomplete, type=kind)]
@@ -115,18 +123,14 @@ command_argument = click.argument(
     shell_complete=_complete("file"),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-local_option = click.option(
-    "--local",
-    metavar="FOLDER",
-    shell_complete=_complete("dir"),
-    help="The folder of the local tier on this host, for its steps too.",
-)
 
 
-def _seconds_option(name: str, default: float, help: str) -> Callable[[_Command], _Command]:
+def _seconds_option(
+    name: str, default: float, help: str, *, least: float = 0
+) -> Callable[[_Command], _Command]:
     return click.option(
         name,
-        type=NumberRange(0),
+        type=NumberRange(least),
         default=default,
         show_default=True,
         metavar="SECONDS",
@@ -140,13 +144,8 @@ grace_s_option = _seconds_option(
 commit_grace_s_option = _seconds_option(
     "--commit-grace-s", 600.0, "To end a save that a failure did not spoil."
 )
-heartbeat_timeout_option = click.option(
-    "--heartbeat-timeout-s",
-    type=NumberRange(0.1),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Silence after which a host is lost.",
+heartbeat_timeout_option = _seconds_option(
+    "--heartbeat-timeout-s", 60.0, "Silence after which a host is lost.", least=0.1
 )
 insecure_option = click.option(
     "--insecure",
@@ -214,6 +213,16 @@ def folder_argument(name: str) -> Callable[[_Command], _Command]:
     return click.argument(name, shell_complete=_complete("dir"))
 
 
+def local_option(what: str) -> Callable[[_Command], _Command]:
+    """Adds a host's folder, whose steps are taken "too", or "alone"."""
+    return click.option(
+        "--local",
+        metavar="FOLDER",
+        shell_complete=_complete("dir"),
+        help=f"The folder of the local tier on this host, for its steps {what}.",
+    )
+
+
 def restart_options(
     max_failures: int,
     max_preemptions: int | None = None,
@@ -260,13 +269,7 @@ def restart_options(
         ),
         _seconds_option("--startup-timeout-s", 600.0, startup),
     )
-
-    def add(command: _Command) -> _Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
+    return several_options(*options)
 
 
 def take_policy(options: dict[str, Any]) -> RestartPolicy:
@@ -280,22 +283,22 @@ def take_policy(options: dict[str, Any]) -> RestartPolicy:
     return RestartPolicy(**chosen)
 
 
-def standby_options(command: _Command) -> _Command:
-    """Adds the options of what waits for the next attempt."""
-    command = click.option(
-        "--preload",
-        default="",
-        metavar="MODULES",
-        help="What standbys import besides jax, holdfast and a script's first imports: flax",
-    )(command)
-    return click.option(
+standby_options = several_options(
+    click.option(
         "--standby/--no-standby",
         default=None,
         help=(
             "Interpreters that wait to become the next attempt, jax imported.  [default: where"
             " restarts are allowed]"
         ),
-    )(command)
+    ),
+    click.option(
+        "--preload",
+        default="",
+        metavar="MODULES",
+        help="What standbys import besides jax, holdfast and a script's first imports: flax",
+    ),
+)
 
 
 def idle_standbys(chosen: Mapping[str, Any]) -> dict[str, str]:
@@ -368,7 +371,7 @@ class Failure(click.ClickException):
     """
 
     def __init__(self, message: str, code: int = EXIT_FAILED, *, printed: bool = False) -> None:
-        super().__init__(message)
+        super().__init__(printable(message, lines=True))
         self.exit_code: int = code  # type: ignore[misc]
         self._prints_json = wants_json() and not printed
 
@@ -378,7 +381,7 @@ class Failure(click.ClickException):
             print_json({"error": self.message, "exit_code": self.exit_code})
         super().show(file)
         if self.exit_code == EXIT_DAMAGED:
-            click.echo(
+            say(
                 "What is damaged cannot be mended: take another step (`holdfast ls` lists them), or"
                 " a copy of this one.",
                 err=True,
@@ -424,8 +427,7 @@ class EachStep:
     def __init__(self, *, several: bool) -> None:
         self._several = several
         self._gone: list[str] = []
-        self._damaged: list[str] = []
-        self._failed: Failure | None = None
+        self._failures: list[Failure] = []  # of steps that are damaged; another one is the last
         self.done = 0
 
     def run(self, steps: Iterable[S], work: Callable[[S], T]) -> list[tuple[S, T | Failure]]:
@@ -440,16 +442,16 @@ class EachStep:
                 with sentences():
                     done = work(step)
             except Failure as failure:
-                if failure.exit_code == EXIT_DAMAGED:
-                    self._damaged.append(failure.message)
-                elif self._several and isinstance(failure.__cause__, StepGone):
-                    self._gone.append(failure.message)
-                elif self.done or self._damaged or self._gone:
-                    self._failed = failure
-                else:
+                is_damaged = failure.exit_code == EXIT_DAMAGED
+                is_gone = self._several and isinstance(failure.__cause__, StepGone)
+                if not (is_damaged or is_gone or outcomes):
                     raise
                 outcomes.append((step, failure))
-                if self._failed is not None:
+                if is_gone:
+                    self._gone.append(failure.message)
+                    continue
+                self._failures.append(failure)
+                if not is_damaged:
                     break
             else:
                 self.done += 1
@@ -459,23 +461,21 @@ class EachStep:
     @property
     def errors(self) -> list[str]:
         """What is damaged, and what has ended the command."""
-        return [*self._damaged, *([self._failed.message] if self._failed else [])]
+        return [failure.message for failure in self._failures]
 
     def end(self) -> None:
         """Says which steps went; raises Failure for what is damaged, for what has ended the
         command, and where all steps went. The command has printed its JSON.
         """
         for message in self._gone:
-            click.echo(message, err=True)
+            say(message, err=True)
         lines = self.errors
-        if self._damaged and self._several:
+        damaged = sum(failure.exit_code == EXIT_DAMAGED for failure in self._failures)
+        if damaged and self._several:
             count = counted(self.done + len(lines), "step")
-            are = "is" if len(self._damaged) == 1 else "are"
-            lines.append(f"{len(self._damaged)} of {count} {are} damaged")
-        if self._failed is not None:
-            raise Failure("\n".join(lines), self._failed.exit_code, printed=True)
-        if self._damaged:
-            raise Failure("\n".join(lines), EXIT_DAMAGED, printed=True)
+            lines.append(f"{damaged} of {count} {'is' if damaged == 1 else 'are'} damaged")
+        if self._failures:
+            raise Failure("\n".join(lines), self._failures[-1].exit_code, printed=True)
         if self._gone and not self.done:
             raise Failure("no step is left", EXIT_NOTHING, printed=True)
 
@@ -484,6 +484,11 @@ def failure_of(error: OSError) -> Failure:
     """Returns what the system refused, and where, as a sentence."""
     where = f"{error.filename}: " if error.filename else ""
     return Failure(f"{where}{error.strerror or error}")
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Prints text, which may hold names that others chose: none steers the terminal."""
+    click.echo(printable(text, lines=True), err=err)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -500,25 +505,21 @@ def dump_json(value: Any, *, indent: int | None = None) -> str:
 
 
 class Meter:
-    """Counts bytes for a progress bar, from any thread; `expect` sets how many there will be."""
+    """Counts bytes for a progress bar, from any thread; `expect` says that more will come."""
 
     def __init__(self, bar: Progress, what: str) -> None:
         self._bar = bar
         self._task = bar.add_task(what, total=None)
+        self._expected_bytes = 0
 
     def __call__(self, done_bytes: int) -> None:
         """Moves the bar."""
         self._bar.advance(self._task, done_bytes)
 
-    def counting(self, storage: Storage) -> CountingStorage:
-        """Returns a store whose bytes move the bar."""
-        from holdfast.checkpoint.storage.counting import CountingStorage
-
-        return CountingStorage(storage, self)
-
-    def expect(self, total_bytes: int) -> None:
-        """Sets how many bytes make the bar full."""
-        self._bar.update(self._task, total=total_bytes)
+    def expect(self, more_bytes: int) -> None:
+        """Makes the bar full at so many bytes more."""
+        self._expected_bytes += more_bytes
+        self._bar.update(self._task, total=self._expected_bytes)
 
 
 @contextlib.contextmanager
@@ -550,13 +551,6 @@ def progress_bar(what: str, *, counts: bool = True) -> Iterator[Meter]:
             timer.join()
         if bar.live.is_started:
             bar.stop()
-
-
-def open_measured(path: str, step: int | None, meter: Meter) -> CheckpointReader:
-    """Opens a checkpoint of any layout; the meter gets the bytes that are read of it."""
-    from holdfast.checkpoint.layouts.detect import open_checkpoint
-
-    return open_checkpoint(path, step, wrap=meter.counting)
 
 
 def shown_time(seconds: float | None) -> str:

@@ -15,13 +15,15 @@ from .common import (
     print_json,
     progress_bar,
     refuse,
+    say,
     sentences,
     single_writer_option,
 )
 
 if TYPE_CHECKING:
-    from holdfast.checkpoint.layouts.base import CheckpointLayout, CheckpointReader
-    from holdfast.checkpoint.storage.base import Storage
+    from holdfast.checkpoint.layouts.base import CheckpointReader
+
+    from .roots import Root
 
 
 @click.command(
@@ -117,7 +119,7 @@ def convert(
         print_json({"converted": conversion.written, "errors": each.errors})
     else:
         for line in conversion.written:
-            click.echo(f"{line['from']} ({line['was']}) is now {line['to']} ({line['layout']})")
+            say(f"{line['from']} ({line['was']}) is now {line['to']} ({line['layout']})")
     each.end()
 
 
@@ -136,36 +138,30 @@ class Conversion:
 
     def write_all(self, src: str, each: EachStep) -> None:
         """Converts the steps of a root, but for those that were left behind."""
-        from holdfast.checkpoint.layouts.detect import find_steps, left_steps
-        from holdfast.checkpoint.storage.path import open_storage
+        from .roots import Root
 
-        storage = open_storage(src)
-        steps = find_steps(storage)
-        if not steps:
+        root = Root(src)
+        if not root.steps:
             self.write(src, None)
             return
-        left = left_steps(storage, steps)
-        going = [step for step in steps if step not in left]
-        each.run(going, lambda step: self._write_step(storage, step, *steps[step]))
-        for step in sorted(left):
+        going = [step for step in root.steps if step not in root.left_behind]
+        each.run(going, lambda step: self._write_step(root, step))
+        for step in sorted(root.left_behind):
             hint = f"`--step {step}` writes it"
-            click.echo(f"step {step} was left behind, and is not written: {hint}", err=True)
+            say(f"step {step} was left behind, and is not written: {hint}", err=True)
 
-    def _write_step(self, storage: Storage, step: int, name: str, layout: CheckpointLayout) -> None:
+    def _write_step(self, root: Root, step: int) -> None:
         """Converts one step of several; one that is there already stays."""
         from holdfast.checkpoint import StepExists
-        from holdfast.checkpoint.layouts.detect import while_it_is_there
-        from holdfast.checkpoint.storage.path import StorePath
 
-        folder = StorePath(storage, name)
         single_files = self.to == "safetensors"
         try:
-            with while_it_is_there(folder):
-                self._write(layout.open(folder), str(step) if single_files else "")
+            with root.opened(step) as checkpoint:
+                self._write(checkpoint, str(step) if single_files else "")
         except StepExists as error:
             if single_files:  # a part of a folder looks like a step
                 raise
-            click.echo(f"left as it is: {error}", err=True)
+            say(f"left as it is: {error}", err=True)
 
     def write(self, src: str, step: int | None) -> None:
         """Converts one checkpoint."""

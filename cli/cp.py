@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 from rich.filesize import decimal
@@ -18,12 +18,16 @@ from .common import (
     json_option,
     print_json,
     progress_bar,
+    say,
     sentences,
     single_writer_option,
 )
 
 if TYPE_CHECKING:
+    from holdfast.checkpoint import Storage
     from holdfast.checkpoint.tools.copy import Copied
+
+    from .roots import Root
 
 
 @click.command(
@@ -47,89 +51,86 @@ def cp(src: str, dst: str, step: int | None, single_writer: bool, as_json: bool)
     """Copy the checkpoint SRC, or every step of the root SRC, to DST, and verify the copy by
     reading it back.
     """
-    from holdfast.checkpoint.layouts.detect import find_steps, left_steps
     from holdfast.checkpoint.steps.object_claims import open_claims
     from holdfast.checkpoint.storage.path import StorePath, open_storage
-    from holdfast.checkpoint.tools.copy import copy_checkpoint, copy_marks, copy_step_names
+    from holdfast.checkpoint.tools.copy import (
+        Copied,
+        copy_checkpoint,
+        copy_marks,
+        copy_step_names,
+    )
 
-    copies = _Copies()
+    from .roots import Root
+
+    copied = Copied()
     with sentences(), progress_bar("copying") as meter:
-        storage = open_storage(src)
-        folders = _folders(src, storage, step)
-        each = EachStep(several=folders != [""])
+        root = Root(src)
+        folders = _folders(root, step)
+        is_root = folders != [""]
+        each = EachStep(several=is_root)
         target = open_storage(dst, single_writer=single_writer)
         claims = open_claims(target, single_writer=single_writer)
-        if folders != [""]:
-            copy_step_names(storage, target, claims, folders)
-        # A step that was left behind, and is asked for by its number, is not left behind there.
-        lives = step is None or step not in left_steps(storage, find_steps(storage))
-        if folders != [""] and lives:
-            copy_marks(storage, target, claims)
-        meter.expect(_size(storage, folders))
+        if is_root:
+            copy_step_names(root.storage, target, claims, folders)
+            # A step that was left behind, and is asked for by its number, is not left there.
+            if step is None or step not in root.left_behind:
+                copy_marks(root.storage, target, claims)
+        meter.expect(_size(root.storage, folders))
 
         def copy(name: str) -> None:
-            paths = StorePath(storage, name), StorePath(target, name)
-            copies.add(name, copy_checkpoint(*paths, claims, meter))
+            paths = StorePath(root.storage, name), StorePath(target, name)
+            _add(copied, name, copy_checkpoint(*paths, claims, meter))
 
         each.run(folders, copy)
     if as_json:
         errors = each.errors
-        print_json({**asdict(copies), "verified": not errors, "errors": errors})
+        print_json({**asdict(copied), "verified": not errors, "errors": errors})
     elif each.done:
-        copies.show()
+        _show(copied)
     each.end()
 
 
-@dataclass
-class _Copies:
-    """What was copied, of all checkpoints together."""
-
-    written: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    bytes: int = 0
-
-    def add(self, folder: str, copied: Copied) -> None:
-        """Takes the copy of one checkpoint, whose files lie in `folder`."""
-        prefix = f"{folder}/" if folder else ""
-        self.written += [f"{prefix}{file}" for file in copied.written]
-        self.skipped += [f"{prefix}{file}" for file in copied.skipped]
-        self.bytes += copied.bytes
-
-    def show(self) -> None:
-        """Prints what was copied."""
-        were = "was" if len(self.skipped) == 1 else "were"
-        kept = f", {len(self.skipped)} {were} there already" if self.skipped else ""
-        copied = f"{counted(len(self.written), 'file')} copied ({decimal(self.bytes)}){kept}"
-        click.echo(f"{copied}; what was copied was read back and is whole")
+def _add(copied: Copied, folder: str, one: Copied) -> None:
+    """Adds the copy of one checkpoint, whose files lie in `folder`, to that of all."""
+    prefix = f"{folder}/" if folder else ""
+    copied.written.extend(f"{prefix}{file}" for file in one.written)
+    copied.skipped.extend(f"{prefix}{file}" for file in one.skipped)
+    copied.wrote(one.bytes)
 
 
-def _folders(src: str, storage: Any, step: int | None) -> list[str]:
+def _show(copied: Copied) -> None:
+    were = "was" if len(copied.skipped) == 1 else "were"
+    kept = f", {len(copied.skipped)} {were} there already" if copied.skipped else ""
+    files = f"{counted(len(copied.written), 'file')} copied ({decimal(copied.bytes)})"
+    say(f"{files}{kept}; what was copied was read back and is whole")
+
+
+def _folders(root: Root, step: int | None) -> list[str]:
     """Returns the folders of the checkpoints to copy, relative to the store's root."""
     from holdfast.checkpoint import StepNotFound
-    from holdfast.checkpoint.layouts.detect import find_checkpoint, find_steps, open_checkpoint
+    from holdfast.checkpoint.layouts.detect import find_checkpoint, open_checkpoint
 
-    folders = [name for number, (name, _) in find_steps(storage).items() if step in (None, number)]
+    folders = [name for number, (name, _) in root.steps.items() if step in (None, number)]
     if step is None:
         with contextlib.suppress(StepNotFound):  # every step was left behind
-            folder, _ = find_checkpoint(storage)
+            folder, _ = find_checkpoint(root.storage)
             folders = folders if folder.name else [""]
     if not folders:
-        open_checkpoint(src, step)  # raises, saying what is there instead
+        open_checkpoint(root.path, step)  # raises, saying what is there instead
         raise Failure(
-            f"{src} is a single file: copy it as you copy files; `holdfast verify` checks the copy"
+            f"{root.path} is a single file: copy it as you copy files; `holdfast verify` checks the"
+            " copy"
         )
     return folders
 
 
-def _size(storage: Any, folders: list[str]) -> int:
+def _size(storage: Storage, folders: list[str]) -> int:
     from holdfast.checkpoint import CheckpointError
     from holdfast.checkpoint.storage.path import StorePath
     from holdfast.checkpoint.tools.copy import file_sizes
 
     total = 0
     for name in folders:
-        try:
+        with contextlib.suppress(CheckpointError):  # a damaged record: the copy says so
             total += sum(file_sizes(StorePath(storage, name)).values())
-        except CheckpointError:
-            continue  # a damaged record: the copy says so
     return total

@@ -13,9 +13,9 @@ from .common import (
     EXIT_DIFFERENT,
     folder_argument,
     json_option,
-    open_measured,
     print_json,
     progress_bar,
+    say,
     sentences,
 )
 from .tables import Table, console
@@ -54,27 +54,27 @@ def diff(
     among them. What is in one alone, or of another shape or type, comes first, then the leaves with
     NaNs or infinities in one alone, then the largest absolute difference.
     """
-    from holdfast.checkpoint.layouts.base import total_bytes
     from holdfast.checkpoint.tools.diff import by_size, compare
+
+    from .roots import open_measured
 
     with sentences(), progress_bar("comparing") as meter:
         one = open_measured(a, step_a, meter)
         two = open_measured(b, step_b, meter)
-        meter.expect(total_bytes(one) + total_bytes(two))
         differences = sorted(compare(one, two), key=by_size)
     if as_json:
         shown = [asdict(difference) for difference in differences]
         print_json({"a": one.info.path, "b": two.info.path, "differences": shown})
     elif not differences:
-        click.echo(f"{one.info.path} and {two.info.path} are equal, bit by bit")
+        say(f"{one.info.path} and {two.info.path} are equal, bit by bit")
     else:
-        click.echo(f"A: {one.info.path}\nB: {two.info.path}")
+        say(f"A: {one.info.path}\nB: {two.info.path}")
         console().print(_table(differences[: limit or None]))
         differ = "leaf differs" if len(differences) == 1 else "leaves differ"
         more = ""
         if 0 < limit < len(differences):
             more = f", {limit} shown (--limit 0 shows all)"
-        click.echo(f"\n{len(differences)} {differ}{more}")
+        say(f"\n{len(differences)} {differ}{more}")
     sys.exit(EXIT_DIFFERENT if differences else 0)
 
 

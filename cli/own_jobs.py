@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from google.protobuf.json_format import ParseDict
@@ -24,25 +24,22 @@ from holdfast.coordination.process.job_folder import (
 )
 from holdfast.proto.session_pb2 import StatusResponse
 
-from .common import EXIT_NOTHING, EXIT_USAGE, Failure, print_json, shown_time
+from .common import EXIT_NOTHING, EXIT_USAGE, Failure, print_json, say, several_options, shown_time
 from .tables import Table, console
 
-_Command = TypeVar("_Command", bound=Callable[..., None])
 _MOST_ENDED = 5  # jobs that are listed, the last that ended
 _FILE = click.Path(exists=True, dir_okay=False)
-_OPTIONS = {
-    "--token-file": "File with the token of a secured coordinator.",
-    "--tls-cert": "PEM certificate for a secured coordinator.",
-    "--tls-key": "PEM key of --tls-cert.",
-    "--tls-ca": "PEM certificate of the authority of the coordinator's certificate.",
-}
-
-
-def credential_options(command: _Command) -> _Command:
-    """Adds the options that bear the names of the fields of Credentials."""
-    for name, help_text in reversed(_OPTIONS.items()):
-        command = click.option(name, type=_FILE, help=help_text)(command)
-    return command
+# They bear the names of the fields of Credentials.
+credential_options = several_options(
+    click.option("--token-file", type=_FILE, help="File with the token of a secured coordinator."),
+    click.option("--tls-cert", type=_FILE, help="PEM certificate for a secured coordinator."),
+    click.option("--tls-key", type=_FILE, help="PEM key of --tls-cert."),
+    click.option(
+        "--tls-ca",
+        type=_FILE,
+        help="PEM certificate of the authority of the coordinator's certificate.",
+    ),
+)
 
 
 def running_jobs() -> list[tuple[RunningJob, Credentials]]:
@@ -72,38 +69,41 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
     ended = [job for job in launched if job.ended_unix_s is not None]
     # no coordinator runs for them now: they wait for machines, or begin another attempt
     between = [job for job in launched[len(ended) :] if job.job_id not in running]
-    count = len(running) + len(between)
-    if running and count == 1:
+    if running and len(running) + len(between) == 1:
         return next(iter(running.values()))
-    message = f"{count} jobs of this user run on this machine: give the address of one"
-    code = EXIT_USAGE
-    if not running:
+    failure = _no_single_job(len(running), between, ended)
+    here: list[RunningJob | LaunchedJob] = [*(job for job, _ in running.values()), *between]
+    if as_json:
+        jobs = [_facts(job) for job in (*here, *ended)]
+        print_json({"error": failure.message, "exit_code": failure.exit_code, "jobs": jobs})
+        raise failure
+    failure.show()
+    if here or ended:
+        console().print(_table([*here, *ended[: -_MOST_ENDED - 1 : -1]]))
+    if len(ended) > _MOST_ENDED:
+        more = counted(len(ended) - _MOST_ENDED, "more job")
+        say(f"and {more} that ended within the hour: --json lists all")
+    sys.exit(failure.exit_code)
+
+
+def _no_single_job(
+    running: int, between: Sequence[LaunchedJob], ended: Sequence[LaunchedJob]
+) -> Failure:
+    """Returns why no job can be meant, for who prints the JSON himself."""
+    code = EXIT_NOTHING
+    if running:
+        jobs = running + len(between)
+        message = f"{jobs} jobs of this user run on this machine: give the address of one"
+        code = EXIT_USAGE
+    elif between:
+        message = "; ".join(map(_between, between))
+    else:
         last = f"; the last {ended[-1]}" if ended else ""
         message = (
             f"no job of this user runs on this machine ({user_folder()} has none): give the address"
             f" that the launcher printed{last}"
         )
-        code = EXIT_NOTHING
-        if between:
-            message = "; ".join(map(_between, between))
-    jobs = [_facts(job, job.attempt, "running", began_s=job.unix_s) for job, _ in running.values()]
-    jobs += [_facts(job, job.launcher["attempt"], job.launcher["state"]) for job in between]
-    first = len(jobs)
-    jobs += [
-        _facts(job, job.launcher["attempt"], job.how, ended_s=job.ended_unix_s) for job in ended
-    ]
-    if as_json:
-        print_json({"error": message, "exit_code": code, "jobs": jobs})
-        raise Failure(message, code, printed=True)
-    failure = Failure(message, code)
-    failure.show()
-    newest = [*jobs[:first], *reversed(jobs[first:])]
-    shown = newest[: first + _MOST_ENDED]
-    if shown:
-        console().print(_table(shown))
-    if more := len(newest) - len(shown):
-        click.echo(f"and {counted(more, 'more job')} that ended within the hour: --json lists all")
-    sys.exit(code)
+    return Failure(message, code, printed=True)
 
 
 def _between(job: LaunchedJob) -> str:
@@ -134,27 +134,26 @@ def _is_same_folder(log_dir: str, folder: str) -> bool:
     return bool(log_dir) and Path(log_dir).resolve() == Path(folder).resolve()
 
 
-def _facts(
-    job: RunningJob | LaunchedJob,
-    attempt: int,
-    state: str,
-    *,
-    began_s: float | None = None,
-    ended_s: float | None = None,
-) -> dict[str, Any]:
+def _facts(job: RunningJob | LaunchedJob) -> dict[str, Any]:
+    if isinstance(job, RunningJob):
+        now = {"attempt": job.attempt, "state": "running", "began_s": job.unix_s, "ended_s": None}
+    else:
+        now = {
+            "attempt": job.launcher["attempt"],
+            "state": job.launcher["state"] if job.ended_unix_s is None else job.how,
+            "began_s": None,
+            "ended_s": job.ended_unix_s,
+        }
     return {
         "job": job.job_id,
-        "attempt": attempt,
-        "state": state,
-        "began_s": began_s,
-        "ended_s": ended_s,
+        **now,
         "command": job.command,
         "folder": job.folder,
         "address": job.address,
     }
 
 
-def _table(jobs: Sequence[Mapping[str, Any]]) -> Table:
+def _table(jobs: Iterable[RunningJob | LaunchedJob]) -> Table:
     titles = ("job", "attempt", "state", "began", "ended", "command", "folder", "address")
     table = Table(
         titles,
@@ -162,8 +161,12 @@ def _table(jobs: Sequence[Mapping[str, Any]]) -> Table:
         numbers=("attempt",),
     )
     for job in jobs:
-        times = {name: shown_time(job[f"{name}_s"]) for name in ("began", "ended")}
-        cells = {**job, **times, "attempt": str(job["attempt"])}
+        facts = _facts(job)
+        cells = facts | {
+            "attempt": str(facts["attempt"]),
+            "began": shown_time(facts["began_s"]),
+            "ended": shown_time(facts["ended_s"]),
+        }
         table.add(*(cells[title] for title in titles))
     return table
 

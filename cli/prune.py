@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +11,7 @@ from .common import (
     json_option,
     print_json,
     progress_bar,
+    say,
     sentences,
     single_writer_option,
 )
@@ -42,72 +43,35 @@ def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bo
     ones, which no rule counts. Steps that were left behind go first, once there is a step at or
     above their number that was not.
     """
-    from holdfast.checkpoint import CheckpointManager, Options, StepNotFound
-    from holdfast.checkpoint.layouts.detect import find_steps, left_steps, nothing_at
+    from holdfast.checkpoint import CheckpointManager, Options
     from holdfast.checkpoint.policy import to_delete, unknown_metrics
     from holdfast.checkpoint.steps.holds import held_steps
-    from holdfast.checkpoint.storage.path import open_storage
+    from holdfast.multihost import Solo
+
+    from .roots import Root
 
     policy = parse_rules(rules)
     with sentences(), progress_bar("looking and deleting", counts=False):
-        storage = open_storage(root)
-        steps, damaged = _readable(storage)
-        if not steps and not damaged:
-            why = nothing_at(storage)
-            if find_steps(storage):
-                others = "steps, but none of holdfast's, and prune deletes no others"
-                why = f"{storage.root} has {others}"
-            raise StepNotFound(why, path=root)
-        left = left_steps(storage, find_steps(storage))
-        going = to_delete(policy, steps, left_behind=left)
-        held = held_steps(storage)
+        there = Root(root)
+        steps, damaged = there.own_steps()
+        going = to_delete(policy, steps, left_behind=there.left_behind)
+        held = held_steps(there.storage)
         going = [step for step in going if step not in held]
         if going and not dry_run:
             options = Options(single_writer=single_writer)
-            with CheckpointManager(root, options=options) as manager:
+            # The group of all processes asks jax for devices, which a job here may hold.
+            with CheckpointManager(root, group=Solo(), options=options) as manager:
                 going = manager.delete_unheld(going)
     kept = [facts.step for facts in steps if facts.step not in going]
     for sentence in unknown_metrics(policy, steps):
-        click.echo(sentence, err=True)
+        say(sentence, err=True)
     if as_json:
         print_json({"deleted": going, "kept": kept, "damaged": damaged, "dry_run": dry_run})
         return
-    click.echo(f"{'would delete' if dry_run else 'deleted'}: {_listed(going)}")
-    click.echo(f"{'would keep' if dry_run else 'kept'}: {_listed(kept)}")
+    say(f"{'would delete' if dry_run else 'deleted'}: {_listed(going)}")
+    say(f"{'would keep' if dry_run else 'kept'}: {_listed(kept)}")
     if damaged:
-        click.echo(
-            f"left alone, since they are damaged (`holdfast ls` says how): {_listed(damaged)}"
-        )
-
-
-def _readable(storage: Any) -> tuple[list[Any], list[int]]:
-    """Returns the steps with their metrics, and those that a listing shows to be damaged.
-
-    Damaged steps must not count for the last or the best.
-    """
-    from holdfast.checkpoint import CheckpointError, StepGone, StepNotFound
-    from holdfast.checkpoint.format.step_folders import list_steps, read_step_names
-    from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
-    from holdfast.checkpoint.steps.index import facts_of
-
-    steps = []
-    damaged = []
-    names = read_step_names(storage)
-    for step in list_steps(storage, names):
-        folder = names.name_of(step)
-        try:
-            checkpoint = HoldfastCheckpoint(storage, folder)
-            wrong = checkpoint.misfits(storage.list(folder, recursive=True))
-        except (StepGone, StepNotFound):  # its job has deleted it meanwhile
-            continue
-        except CheckpointError:
-            damaged.append(step)
-            continue
-        if wrong:
-            damaged.append(step)
-        else:
-            steps.append(facts_of(step, checkpoint.record))
-    return steps, damaged
+        say(f"left alone, since they are damaged (`holdfast ls` says how): {_listed(damaged)}")
 
 
 def _listed(steps: list[int]) -> str:

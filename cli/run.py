@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,19 +170,18 @@ def run(
     holdfast run -n 4 --max-restarts 3 --max-preemptions 100 -- python train.py
     """
     refuse(without_effect(click.get_current_context().params))
-    with launching(), contextlib.ExitStack() as stack:
+    with launching():
         from holdfast.launch import run_local
 
         options["job_id"] = options["job_id"] or f"local-{uuid.uuid4().hex[:12]}"
         settings = _settings(options)
-        output = _open_output(stack, num_processes, view=view, as_json=as_json)
-        with contextlib.ExitStack() as pages:
-            if web:
-                pages.enter_context(_page(options["job_id"], web_port))
-            its = with_orbax(command) if orbax else command
-            result = run_local(its, num_processes, settings, output=output)
-        if settings.log_folder is not None:
-            _write_report(settings.log_folder, output)
+        page = _page(options["job_id"], web_port) if web else contextlib.nullcontext()
+        with _output(num_processes, view=view, as_json=as_json) as output:
+            with page:
+                its = with_orbax(command) if orbax else command
+                result = run_local(its, num_processes, settings, output=output)
+            if settings.log_folder is not None:
+                _write_report(settings.log_folder, output)
     if as_json:
         print_json(result.as_json())
     sys.exit(result.exit_code)
@@ -198,9 +198,9 @@ def _settings(options: dict[str, Any]) -> RunSettings:
     return RunSettings(restart=take_policy(options), standby=standby, metrics=metrics, **options)
 
 
-def _open_output(
-    stack: contextlib.ExitStack, num_processes: int, *, view: bool | None, as_json: bool
-) -> ConsoleOutput:
+def _output(
+    num_processes: int, *, view: bool | None, as_json: bool
+) -> AbstractContextManager[ConsoleOutput]:
     """Returns what shows the processes' lines: with a live table, where that is wanted."""
     from holdfast.launch import LiveView
     from holdfast.launch.workers.output import ConsoleOutput
@@ -208,7 +208,6 @@ def _open_output(
     if view is None:
         view = sys.stdout.isatty() and not as_json
     if view:
-        return stack.enter_context(LiveView(sys.stdout, sys.stderr, num_processes))
+        return LiveView(sys.stdout, sys.stderr, num_processes)
     lines = sys.stderr if as_json else sys.stdout
-    console = ConsoleOutput(lines, sys.stderr, num_processes)
-    return stack.enter_context(contextlib.closing(console))
+    return contextlib.closing(ConsoleOutput(lines, sys.stderr, num_processes))

@@ -20,9 +20,9 @@ from .common import (
     Failure,
     folder_argument,
     json_option,
-    open_measured,
     print_json,
     progress_bar,
+    say,
     sentences,
     shown_time,
 )
@@ -78,13 +78,12 @@ Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
 @json_option
 def show(path: str, *, page: Path | None, as_json: bool, **options: Any) -> None:
     """Show the tree of the checkpoint in PATH (of a root of steps: the latest) and its totals."""
-    from holdfast.checkpoint.layouts.base import total_bytes
+    from .roots import open_measured
 
     chosen = _Chosen(**options)
     with sentences(), progress_bar("reading") as meter:
-        checkpoint = open_measured(path, chosen.step, meter)
-        readings = chosen.stats + chosen.check + 2 * (chosen.since is not None)
-        meter.expect(total_bytes(checkpoint) * readings)
+        readings = chosen.stats + chosen.check + (chosen.since is not None)
+        checkpoint = open_measured(path, chosen.step, meter, readings=readings)
         rows = list(_rows(checkpoint, chosen))
         if chosen.since is not None:
             rows = _with_changes(rows, open_measured(path, chosen.since, meter), checkpoint)
@@ -92,10 +91,11 @@ def show(path: str, *, page: Path | None, as_json: bool, **options: Any) -> None
             checkpoint.verify()
     if chosen.under and not rows:
         raise Failure(f"{checkpoint.info.path} has no leaf below '{chosen.under}'", EXIT_NOTHING)
+    shown = _as_json(checkpoint, rows, chosen)
     if page is not None:
-        _write_page(page, _as_json(checkpoint, rows, chosen))
+        _write_page(page, shown)
     if as_json:
-        print_json(_as_json(checkpoint, rows, chosen))
+        print_json(shown)
     else:
         _print(checkpoint, rows, chosen)
 
@@ -132,9 +132,9 @@ def _rows(checkpoint: CheckpointReader, chosen: _Chosen) -> Iterator[dict[str, A
                 yield {"item": name, "path": "", "dtype": "json", "value": checkpoint.json(name)}
             continue
         leaves = leaves_below(checkpoint.item(name), chosen.under)
-        counted = dict(_statistics(checkpoint, name, leaves)) if chosen.stats else {}
+        found = dict(_statistics(checkpoint, name, leaves)) if chosen.stats else {}
         for leaf in leaves:
-            yield _leaf_row(name, leaf, counted.get(leaf.path))
+            yield _leaf_row(name, leaf, found.get(leaf.path))
 
 
 def _leaf_row(item: str, leaf: LeafRecord, stats: dict[str, Any] | None) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _with_changes(
     from holdfast.checkpoint.tools.diff import compare
 
     shares: dict[tuple[str, str], float] = {}
-    for found in compare(before, now):
+    for found in compare(now, before):  # by the names of the first, which are those of the rows
         leaf = (found.item, _OF_PROCESS.sub("", found.path))
         share = found.count / found.size if found.size else 1.0
         shares[leaf] = max(share, shares.get(leaf, 0.0))
@@ -248,36 +248,36 @@ def _print(checkpoint: CheckpointReader, rows: list[dict[str, Any]], chosen: _Ch
     info = checkpoint.info
     when = f", saved {shown_time(info.finished_s)}" if info.finished_s else ""
     step = f"step {info.step} of " if info.step is not None else ""
-    click.echo(f"{step}{info.path} ({info.layout}){when}")
+    say(f"{step}{info.path} ({info.layout}){when}")
     for name, kind in info.items.items():
         of_item = [row for row in rows if row["item"] == name]
         if of_item:
             _print_item(name, kind, _folded(of_item) if chosen.folds else of_item, chosen.stats)
-    click.echo()
+    say("")
     for label, facts in (("metrics", info.metrics), ("metadata", info.metadata)):
         if facts:
             click.echo(printable(f"{label}: {facts}"))
     leaves = [row for row in rows if row["dtype"] != "json"]
     size = decimal(sum(row.get("bytes", 0) for row in leaves))
-    click.echo(f"{counted(len(leaves), 'leaf', 'leaves')}, {size} of arrays")
+    say(f"{counted(len(leaves), 'leaf', 'leaves')}, {size} of arrays")
     if chosen.check and info.layout == "holdfast":
-        click.echo("every byte is as it was written")
+        say("every byte is as it was written")
     elif chosen.check:
-        click.echo("everything can be read; this layout has no checksums")
+        say("everything can be read; this layout has no checksums")
 
 
 def _print_item(name: str, kind: str, rows: list[dict[str, Any]], stats: bool) -> None:
     shardings = {row["sharding"] for row in rows if row.get("sharding")}
     # Mostly all arrays have one sharding: then it is no column.
     everywhere = f", sharding of each array: {min(shardings)}" if len(shardings) == 1 else ""
-    click.echo(printable(f"\n{name} ({kind}){everywhere}", lines=True))
+    say(f"\n{name} ({kind}){everywhere}")
     if kind != "json":
         console().print(_table(rows, stats, with_sharding=len(shardings) > 1))
         return
     for row in rows:
         text = json.dumps(row["value"], default=str)
         more = "... (--json shows all)" if len(text) > _MOST_OF_JSON else ""
-        click.echo(f"{text[:_MOST_OF_JSON]}{more}")
+        say(f"{text[:_MOST_OF_JSON]}{more}")
 
 
 def _folded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -312,8 +312,19 @@ def _table(rows: list[dict[str, Any]], stats: bool, *, with_sharding: bool) -> T
         titles = [title for title in titles if title != "sharding"]
     table = Table(
         titles,
-        folds=["sharding", "value", "NaN", "histogram", "mean", "max", "min", "dtype", "size"]
-        + ["shape", "changed"],
+        folds=[
+            "sharding",
+            "value",
+            "NaN",
+            "histogram",
+            "mean",
+            "max",
+            "min",
+            "dtype",
+            "size",
+            "shape",
+            "changed",
+        ],
         numbers=["size", "changed", *_NUMBERS, "NaN"],
     )
     for each in cells:

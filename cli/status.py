@@ -24,7 +24,7 @@ from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.process.job_folder import launched_jobs
 from holdfast.proto import session_pb2
 
-from .common import EXIT_NOTHING, Failure, dump_json, print_json, refuse
+from .common import EXIT_NOTHING, Failure, dump_json, print_json, refuse, say
 from .own_jobs import (
     credential_options,
     credentials_of,
@@ -135,7 +135,7 @@ def status(  # each option is a parameter, as click has it
         except CoordinationError as error:
             raise _failure(target, error) from None
     except (HoldfastError, ValueError) as error:
-        raise Failure(printable(str(error), lines=True)) from None
+        raise Failure(str(error)) from None
     except KeyboardInterrupt:
         if not watch:
             raise
@@ -224,7 +224,7 @@ class _Target:
             if launched.ended_unix_s is not None:
                 ended = launched
         if ended is not None:
-            raise Failure(printable(str(ended), lines=True), EXIT_NOTHING)
+            raise Failure(str(ended), EXIT_NOTHING)
 
     def _follow(self) -> bool:
         """Takes the coordinator of the job's newest attempt; returns whether one runs here."""
@@ -252,13 +252,13 @@ def _failure(target: _Target, error: CoordinationError) -> Failure:
     """Returns what was tried, for how long, and what the kernel says to one more connection."""
     address = target.address
     if error.code not in _NO_ANSWER:
-        return Failure(printable(f"{address}: {error}", lines=True))
+        return Failure(f"{address}: {error}")
     if (ended := how_it_ended(address)) is not None:
-        return Failure(printable(str(ended), lines=True), EXIT_NOTHING)
+        return Failure(str(ended), EXIT_NOTHING)
     tried_s = time.monotonic() - target.asked_s
     why = _try_to_connect(address)
     tried = f"no coordinator answered a status request within {tried_s:.1f} s"
-    return Failure(printable(f"{address}: {tried}; connecting: {why}"), EXIT_NOTHING)
+    return Failure(f"{address}: {tried}; connecting: {why}", EXIT_NOTHING)
 
 
 def _try_to_connect(address: str) -> str:
@@ -287,13 +287,13 @@ def _print_stacks(client: StatusClient, as_json: bool) -> None:
         print_json({"diagnosis": [found.as_json() for found in findings], "stacks": shown})
         return
     for finding in findings:
-        click.echo(printable(finding.text, lines=True))
+        say(finding.text)
     for process_id, stacks in all_stacks:
         left, mark, report = str(stacks).partition("Left by its watchdog: ")
         text = f"--- process {process_id}\n{(fold(left) or left).rstrip()}".rstrip()
-        click.echo(printable(text, lines=True))
+        say(text)
         if mark:
-            click.echo(printable(mark + report.rstrip(), lines=True))
+            say(mark + report.rstrip())
 
 
 def _print_events(client: StatusClient, as_json: bool, since_s: float | None) -> None:

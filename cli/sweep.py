@@ -12,6 +12,8 @@ from .common import (
     local_option,
     print_json,
     progress_bar,
+    refuse,
+    say,
     sentences,
 )
 
@@ -29,7 +31,7 @@ Exit codes: 0 done, 3 nothing there, 5 refused or failed."""
 @click.option(
     "--force", is_flag=True, help="Fence every writer, also one that lives: its next save fails."
 )
-@local_option
+@local_option("alone")
 @json_option
 def sweep(root: str, force: bool, local: str | None, as_json: bool) -> None:
     """Delete the unfinished saves in ROOT whose writers are dead. Steps that are there, and other
@@ -43,6 +45,7 @@ def sweep(root: str, force: bool, local: str | None, as_json: bool) -> None:
     from holdfast.checkpoint.storage.path import open_storage
 
     if local is not None:
+        refuse({"--force": "is for the root's writers: leave --local out"})
         _sweep_host(root, local, as_json)
         return
     with sentences(), progress_bar("sweeping", counts=False):
@@ -54,11 +57,11 @@ def sweep(root: str, force: bool, local: str | None, as_json: bool) -> None:
         print_json({"fenced": swept.fenced, "files": swept.files, "standing": swept.standing})
         return
     for reason in swept.fenced:
-        click.echo(f"fenced: {reason}")
+        say(f"fenced: {reason}")
     for name in swept.files:
-        click.echo(f"deleted: {name}")
+        say(f"deleted: {name}")
     living = f"; {counted(len(swept.standing), 'writer')} still at work" if swept.standing else ""
-    click.echo(f"{counted(len(swept.files), 'file')} of unfinished saves deleted{living}")
+    say(f"{counted(len(swept.files), 'file')} of unfinished saves deleted{living}")
 
 
 def _sweep_host(root: str, local: str, as_json: bool) -> None:
@@ -72,5 +75,5 @@ def _sweep_host(root: str, local: str, as_json: bool) -> None:
         print_json({"deleted": deleted})
         return
     for name in deleted:
-        click.echo(f"deleted: {local}: {name}")
-    click.echo(f"{counted(len(deleted), 'dead or torn local step')} deleted")
+        say(f"deleted: {local}: {name}")
+    say(f"{counted(len(deleted), 'dead or torn local step')} deleted")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,14 +13,13 @@ from holdfast.coordination.diagnosis.summary import counted
 from .common import (
     EachStep,
     Failure,
-    Meter,
     folder_argument,
     json_option,
     local_option,
-    open_measured,
     print_json,
     progress_bar,
     refuse,
+    say,
     sentences,
 )
 
@@ -44,7 +42,7 @@ Exit codes: 0 whole, 3 nothing there, 4 damaged, 5 could not be read."""
 @folder_argument("path")
 @click.option("--step", type=int, help="Verify this step of a root.")
 @click.option("--all", "every", is_flag=True, help="Verify every step of a root.")
-@local_option
+@local_option("alone")
 @json_option
 def verify(path: str, step: int | None, every: bool, local: str | None, as_json: bool) -> None:
     """Read every byte of the checkpoint in PATH (of a root of steps: the latest) and check it.
@@ -61,9 +59,7 @@ def verify(path: str, step: int | None, every: bool, local: str | None, as_json:
         elif every:
             reports = _verify_all(path, each)
         else:
-            outcomes = each.run(
-                [step], lambda step: _verify(lambda meter: open_measured(path, step, meter))
-            )
+            outcomes = each.run([step], lambda step: _verify_one(path, step))
             reports = [_report(path, number, outcome) for number, outcome in outcomes]
     if as_json:
         print_json({"steps": reports})
@@ -76,16 +72,16 @@ def verify(path: str, step: int | None, every: bool, local: str | None, as_json:
 
 def _print(report: dict[str, Any]) -> None:
     if "gone" in report:
-        click.echo(f"{report['path']}: gone meanwhile")
+        say(f"{report['path']}: gone meanwhile")
         return
     rate = "at once"
     if report["seconds"] > _MEASURABLE_S:
         rate = f"{decimal(int(report['bytes'] / report['seconds']))}/s"
     leaves = f"{report['layout']}: {counted(report['leaves'], 'leaf', 'leaves')}"
     read = f"{decimal(report['bytes'])} read from {counted(report['files'], 'file')}, {rate}"
-    click.echo(f"{report['path']}: whole ({leaves}, {read})")
+    say(f"{report['path']}: whole ({leaves}, {read})")
     if report["layout"] != "holdfast":
-        click.echo(
+        say(
             "  this layout keeps no checksums of its arrays: they can be read, which is all"
             " that can be said",
             err=True,
@@ -94,28 +90,18 @@ def _print(report: dict[str, Any]) -> None:
 
 def _verify_all(path: str, each: EachStep) -> list[dict[str, Any]]:
     """Returns a report of each step of a root."""
-    from holdfast.checkpoint import StepNotFound
-    from holdfast.checkpoint.layouts.detect import (
-        find_steps,
-        nothing_at,
-        while_it_is_there,
-    )
-    from holdfast.checkpoint.storage.path import StorePath, open_storage
+    from .roots import Root
 
-    storage = open_storage(path)
-    steps = find_steps(storage)
-    if not steps:
-        raise StepNotFound(nothing_at(storage), path=storage.root)
+    root = Root(path)
+    if not root.steps:
+        raise root.nothing()
 
     def verify_step(step: int) -> dict[str, Any]:
-        name, layout = steps[step]
-        with while_it_is_there(StorePath(storage, name)):
-            return _verify(lambda meter: layout.open(StorePath(meter.counting(storage), name)))
+        with progress_bar("verifying") as meter, root.opened(step, meter) as checkpoint:
+            return _verify(checkpoint)
 
-    return [
-        _report(str(StorePath(storage, steps[step][0])), step, outcome)
-        for step, outcome in each.run(steps, verify_step)
-    ]
+    outcomes = each.run(root.steps, verify_step)
+    return [_report(str(root.folder(step)), step, outcome) for step, outcome in outcomes]
 
 
 def _verify_local(path: str, local: str, step: int | None, each: EachStep) -> list[dict[str, Any]]:
@@ -167,14 +153,16 @@ def _report(path: str, step: int | None, outcome: dict[str, Any] | Failure) -> d
     return report | {"error": outcome.message, "file": file, "leaf": getattr(error, "leaf", "")}
 
 
-def _verify(opened: Callable[[Meter], CheckpointReader]) -> dict[str, Any]:
-    from holdfast.checkpoint.layouts.base import total_bytes
+def _verify_one(path: str, step: int | None) -> dict[str, Any]:
+    from .roots import open_measured
 
-    began = time.perf_counter()
     with progress_bar("verifying") as meter:
-        checkpoint = opened(meter)
-        meter.expect(total_bytes(checkpoint))
-        verified = checkpoint.verify()
+        return _verify(open_measured(path, step, meter))
+
+
+def _verify(checkpoint: CheckpointReader) -> dict[str, Any]:
+    began = time.perf_counter()
+    verified = checkpoint.verify()
     return {
         "path": verified.path,
         "step": checkpoint.info.step,

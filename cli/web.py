@@ -7,7 +7,7 @@ import click
 from holdfast.coordination import Credentials
 from holdfast.coordination.process.job_folder import LaunchedJob, launched_jobs
 
-from .common import Failure, failure_of, print_json
+from .common import Failure, failure_of, print_json, refuse
 from .own_jobs import credential_options, credentials_of, newest_attempts, only_job
 
 
@@ -56,6 +56,8 @@ def web(
     from holdfast.web import serve_page
     from holdfast.web.feed import CoordinatorAddress
 
+    if address is not None:
+        refuse({"--job-id": "is for a job of this machine: leave it out, or the address"})
     try:
         given = Credentials(**files)  # type: ignore[arg-type]
     except ValueError as error:

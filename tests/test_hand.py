@@ -42,8 +42,8 @@ MOST_TOKENS = {
     "checkpoint": 197.6,
     "launch": 53.6,
     "compat": 36.9,
-    "web": 8.9,
-    "cli": 21.8,
+    "web": 8.8,
+    "cli": 21.6,
 }
 
 

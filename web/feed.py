@@ -80,10 +80,11 @@ class Feed:
         self._client: StatusClient | None = None
         self._followed: FollowedStatus | None = None  # by that client
         self._target: CoordinatorAddress | None = None
-        self._status: session_pb2.StatusResponse | None = None
-        self._evidence = Evidence(session_pb2.StatusResponse())  # of the last look at processes
+        self._status = session_pb2.StatusResponse()  # empty until a coordinator has answered
+        self._evidence = Evidence(self._status)  # of the last look at processes
         self._findings: list[Finding] = []
         self._curve = StepCurve()
+        self._gone = ""  # why there is no newer status
         self._answered_s = -math.inf
         self._is_launched = False  # by a launcher on this machine
         self._wanted = threading.Event()  # stacks
@@ -117,14 +118,13 @@ class Feed:
     def range(self, number: int) -> str:
         """Returns the processes of a range of the last snapshot, as JSON; none where it is gone."""
         status = self._status
-        if status is None:
-            return "[]"
         ranges = ranges_of(status)
         if number >= len(ranges):
             return "[]"
-        kinds = kinds_of(status, self._findings, judge(status, self._findings).state)
+        gone = self._gone
+        kinds = kinds_of(status, self._findings, judge(status, self._findings, gone=gone).state)
         its = ranges[number]
-        return encode(rows(status, kinds, range(its.begin, its.end)))
+        return encode(rows(status, kinds, range(its.begin, its.end), is_now=not gone))
 
     def log(self, process_id: int) -> str:
         """Returns the last lines of a process, or why there are none."""
@@ -157,17 +157,20 @@ class Feed:
     def _watch(self) -> None:
         wait_s = 0.0
         while not self._closed.wait(wait_s):
-            gone = self._lasting(self._ask())
-            self._take_word(gone)
+            self._gone = self._lasting(self._ask())
+            self._take_word(self._gone)
             shown = snapshot(
-                self._status, self._findings, self._curve.samples(), unix_s=time.time(), gone=gone
+                self._status,
+                self._findings,
+                self._curve.samples(),
+                unix_s=time.time(),
+                gone=self._gone,
             )
             self._publish(encode(shown))
-            count = self._status.num_processes if self._status is not None else 0
-            wait_s = max(_INTERVAL_S, count / _PROCESSES_PER_S)
+            wait_s = max(_INTERVAL_S, self._status.num_processes / _PROCESSES_PER_S)
 
     def _word(self) -> LaunchedJob | None:
-        return self._launched(self._status.job if self._status is not None else "")
+        return self._launched(self._status.job)
 
     def _lasting(self, gone: str) -> str:
         """Returns why there is no answer, "" for a while where a launcher here runs the job: its
@@ -189,8 +192,7 @@ class Feed:
         if word is None:
             return
         status = session_pb2.StatusResponse()
-        if self._status is not None:
-            status.CopyFrom(self._status)
+        status.CopyFrom(self._status)
         status.launcher.ClearField("waiting_for")
         status.launcher.ClearField("attempts")
         # A launcher of a later version may say more.
@@ -236,7 +238,7 @@ class Feed:
             self._reach(target)
         assert self._followed is not None
         status = self._followed.look()
-        if self._status is not None and status.job != self._status.job:
+        if self._status.num_processes and status.job != self._status.job:
             # Another job has a coordinator at this address.
             self._curve = StepCurve()
             with self._lock:
@@ -246,15 +248,15 @@ class Feed:
         return status
 
     def _reach(self, target: CoordinatorAddress | None) -> None:
-        client = (
-            None
-            if target is None
-            else StatusClient(target.address, target.credentials, timeout_s=5.0)
-        )
+        client: StatusClient | None = None
+        followed: FollowedStatus | None = None
+        if target is not None:
+            client = StatusClient(target.address, target.credentials, timeout_s=5.0)
+            followed = FollowedStatus(client, self._curve)
         with self._lock:
             old = self._client
             self._client = client
-            self._followed = None if client is None else FollowedStatus(client, self._curve)
+            self._followed = followed
             self._target = target
         if old is not None:
             old.close()
@@ -267,5 +269,5 @@ class Feed:
                 with contextlib.suppress(CoordinationError):
                     self._evidence = gather(client)
             self._wanted.clear()
-            count = self._status.num_processes if self._status is not None else 0
+            count = self._status.num_processes
             self._closed.wait(max(_DIAGNOSIS_INTERVAL_S, count / _STACKS_PER_S))

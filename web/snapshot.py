@@ -21,6 +21,7 @@ from holdfast.proto import coordination_pb2, session_pb2
 
 from .process_ranges import (
     MOST_ROWS,
+    ProcessRange,
     kinds_of,
     odd_ones,
     range_facts,
@@ -31,15 +32,21 @@ from .process_ranges import (
 
 MOST_EVENTS = 300  # and so many saves
 _STEP_FACTS = (
-    *("step", "bytes", "incremental", "local", "damaged", "survives"),
-    *("left_behind", "saved_unix_s", "took_s"),
+    "step",
+    "bytes",
+    "incremental",
+    "local",
+    "damaged",
+    "survives",
+    "left_behind",
+    "took_s",
 )
 _LAUNCHER_FACTS = ("command", "folder", "began_unix_s")
 _MOST_NAMED = 50  # processes of one barrier, or of one finding
 
 
 def snapshot(
-    status: session_pb2.StatusResponse | None,
+    status: session_pb2.StatusResponse,
     findings: Sequence[Finding] = (),
     samples: Iterable[Sample] = (),
     *,
@@ -47,15 +54,15 @@ def snapshot(
     gone: str = "",
 ) -> dict[str, Any]:
     """Returns what the page draws. `gone` says why there is no newer status than this one."""
-    if status is None:
-        status = session_pb2.StatusResponse()
     saves = _saves(status)
-    roots = [_root(root, saves) for root in checkpoint_roots(status)[:1]]
+    root = next((_root(each, saves) for each in checkpoint_roots(status)), None)
     verdict = judge(status, findings, gone=gone)
     kinds = kinds_of(status, findings, verdict.state)
-    everyone = range(len(kinds))
-    is_large = len(kinds) > MOST_ROWS
-    ranges = ranges_of(status) if is_large else []
+    shown: Sequence[int] = range(len(kinds))
+    ranges: list[ProcessRange] = []
+    if len(kinds) > MOST_ROWS:
+        shown = odd_ones(kinds)
+        ranges = ranges_of(status)
     return {
         "verdict": verdict.as_json() | {"over": verdict.state in OVER},
         **{name: getattr(status.launcher, name) for name in _LAUNCHER_FACTS},
@@ -77,13 +84,11 @@ def snapshot(
         ],
         "kinds": dict(Counter(kinds)),
         "furthest": _furthest(status, is_now=not gone),
-        "processes": rows(
-            status, kinds, odd_ones(kinds) if is_large else everyone, is_now=not gone
-        ),
+        "processes": rows(status, kinds, shown, is_now=not gone),
         "ranges": [range_facts(status, kinds, each) for each in ranges],
-        "root": roots[0] if roots else None,
+        "root": root,
         "saves": [[unix_s, step] for step, unix_s in saves.items()][-MOST_EVENTS:],
-        "last_save": _last_save(roots[0]["steps"] if roots else [], saves),
+        "last_save": _last_save(root["steps"] if root else [], saves),
         "barriers": [_barrier(barrier) for barrier in status.barriers],
         "events": [
             {"unix_s": round(event.unix_s, 1), "kind": event.kind, "text": event.text}
@@ -125,7 +130,7 @@ def rows(
     kinds: Sequence[str],
     numbers: Iterable[int],
     *,
-    is_now: bool = True,
+    is_now: bool,
 ) -> list[dict[str, Any]]:
     """Returns what the page says of single processes, given by their index."""
     count = len(status.tasks)
@@ -179,8 +184,11 @@ def _root(root: session_pb2.CheckpointRoot, saves: Mapping[int, float]) -> dict[
     """Returns what is known of the steps. When an earlier attempt saved one, the history knows."""
     steps = [
         {name: getattr(step, name) for name in _STEP_FACTS}
-        | {"metrics": dict(step.metrics), "best": list(step.best)}
-        | {"saved_unix_s": step.saved_unix_s or (0.0 if step.local else saves.get(step.step, 0.0))}
+        | {
+            "metrics": dict(step.metrics),
+            "best": list(step.best),
+            "saved_unix_s": step.saved_unix_s or (0.0 if step.local else saves.get(step.step, 0.0)),
+        }
         for step in root.steps
     ]
     return {"path": root.path, "num_steps": root.num_steps, "steps": steps}

@@ -91,6 +91,25 @@ def arguments(command: str, path: Path, tmp_path: Path) -> list[object]:
     return [command, path, *extra.get(command, [])]
 
 
+def test_no_command_takes_a_device(root: Path, tmp_path: Path) -> None:
+    """Whoever trains on this machine may hold them all."""
+    lines = [arguments(command, root, tmp_path) for command in FOLDER_COMMANDS]
+    program = (
+        "import json, sys\n"
+        "from click.testing import CliRunner\n"
+        "from holdfast.cli.entry import main\n"
+        "for line in json.loads(sys.argv[1]):\n"
+        "    result = CliRunner().invoke(main, line)\n"
+        "    assert result.exit_code == 0, (line, result.output, result.exception)\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, json.dumps(lines, default=str)],
+        env=os.environ | {"JAX_PLATFORMS": "held_by_others"},
+        check=True,
+        timeout=100,
+    )
+
+
 @pytest.mark.parametrize("command", FOLDER_COMMANDS)
 def test_good_empty_foreign_damaged_missing(command: str, root: Path, tmp_path: Path) -> None:
     """Every command says a sentence that helps, with the right exit code, on each kind of path."""
@@ -196,6 +215,17 @@ def test_ls_lists_steps_and_what_was_never_finished(root: Path, orbax_root: Path
     assert json.loads(run("ls", root / "3", "--json").output)["steps"][0]["step"] == 3
 
 
+def test_no_name_steers_the_terminal(tmp_path: Path) -> None:
+    """Who may write into a root or bucket chooses the names in it."""
+    hostile = "\x1b]0;owned\x07"
+    (tmp_path / f"{hostile}.orbax-checkpoint-tmp").mkdir()
+    (tmp_path / "other" / hostile).mkdir(parents=True)
+    for path, code in ((tmp_path, 0), (tmp_path / "other", 3)):
+        shown = run("ls", path, code=code).output
+        assert r"\x1b]0;owned\x07" in shown
+        assert all(each.isprintable() or each == "\n" for each in shown), shown
+
+
 def test_show_tells_what_has_changed_since_a_step(root: Path) -> None:
     """The share of each leaf's elements, in the table, in JSON and on the page; what is not as it
     was in one element alone has not changed as a whole.
@@ -219,6 +249,15 @@ def test_show_tells_what_has_changed_since_a_step(root: Path) -> None:
     run(*since, 3, "--html", page)
     assert "share that has changed since step 3" in page.read_text()
     assert "has no step 7; it has 1, 2, 3, 4" in run(*since, 7, code=3).output
+
+
+def test_what_has_changed_is_seen_where_the_item_is_called_otherwise(tmp_path: Path) -> None:
+    """A step has one tree, and an earlier one called it otherwise: these two are compared."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, items={"params": {"w": np.arange(4.0), "b": np.zeros(3)}})
+        manager.save(2, {"w": np.arange(4.0) + 1, "b": np.zeros(3)})
+    leaves = json.loads(run("show", tmp_path, "--since", 1, "--json").output)["leaves"]
+    assert {leaf["path"]: leaf["changed"] for leaf in leaves} == {"w": 1, "b": 0}
 
 
 def test_show_tells_tree_values_and_statistics(root: Path, orbax_root: Path) -> None:
@@ -301,6 +340,8 @@ def test_options_that_contradict_or_count_below_nothing(root: Path, tmp_path: Pa
     assert whole in run("verify", root, "--all", "--step", 1, code=2).output
     converts = ("convert", root, tmp_path / "new", "--to", "orbax")
     assert whole in run(*converts, "--all", "--step", 1, code=2).output
+    force = "is for the root's writers: leave --local out"
+    assert force in run("sweep", root, "--local", tmp_path, "--force", code=2).output
     run("diff", root, root, "--limit", -1, code=2)
     run(*converts, "--process", -1, code=2)
     run(*converts, "--shard-bytes", 0, code=2)

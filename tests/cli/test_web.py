@@ -47,6 +47,13 @@ def test_half_a_certificate_has_no_page(tmp_path: Path) -> None:
     assert ended.stderr.startswith("Error: tls_cert, tls_key, tls_ca belong together"), ended
 
 
+def test_an_id_beside_an_address_is_refused() -> None:
+    """The address says which job it is; that of the id might be another one."""
+    ended = _web(os.environ, "127.0.0.1:1", "--job-id", "j")
+    assert ended.returncode == 2
+    assert "--job-id is for a job of this machine" in ended.stderr
+
+
 def test_a_run_has_a_page_while_it_lasts() -> None:
     """Its URL is printed; it finds the job by itself, and goes with it."""
     script = "until [ -e $TMPDIR/go ]; do sleep 0.1; done"

@@ -38,6 +38,27 @@ def test_a_feed_finds_the_job_wherever_it_is() -> None:
             assert shown["job"] == "j"
 
 
+def test_the_processes_of_a_range_are_as_the_snapshot_has_them() -> None:
+    """Of a job that is gone nothing is told as if it were of now."""
+    published: queue.SimpleQueue[str] = queue.SimpleQueue()
+    target: list[CoordinatorAddress | None] = [None]
+    with (
+        CoordinationService.spawn(1, recoverable=True) as service,
+        processes(service, 1) as clients,
+        Feed(lambda: target[0], published.put) as feed,
+    ):
+        clients[0].report(step=3)
+        target[0] = CoordinatorAddress(service.address, Credentials())
+        while (shown := json.loads(published.get(timeout=30)))["gone"]:
+            pass
+        assert json.loads(feed.range(0))[0]["heard_s"] is not None
+        target[0] = None
+        while not (shown := json.loads(published.get(timeout=30)))["gone"]:
+            pass
+        assert json.loads(feed.range(0)) == shown["processes"]
+        assert shown["processes"][0]["heard_s"] is None
+
+
 def test_a_token_that_is_no_text_is_said(tmp_path: Path) -> None:
     """Each time, until it is one."""
     published: queue.SimpleQueue[str] = queue.SimpleQueue()

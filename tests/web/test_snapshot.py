@@ -142,7 +142,7 @@ def test_a_step_of_an_earlier_run_is_saved_too() -> None:
 
 def test_a_page_without_a_status_says_why() -> None:
     """Before the first answer there is nothing to draw but the reason."""
-    shown = snapshot(None, unix_s=1.0, gone="no coordinator")
+    shown = snapshot(session_pb2.StatusResponse(), unix_s=1.0, gone="no coordinator")
     assert shown["gone"] == "no coordinator" and shown["processes"] == []
 
 
