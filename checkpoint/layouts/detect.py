@@ -743,20 +743,20 @@ def _read_grain_state(
 
     Grain writes a file for each process.
     """
-    files = {name: b"".join(pieces) for name, pieces in checkpoint.files(item)}
     own = selection or PerProcessSelection(0)
     pattern = rf"process_{own.process}-of-{own.processes or '[0-9]+'}\.json"
-    name = next((name for name in files if re.fullmatch(pattern, name)), None)
-    if name is None:
-        expected = f"process_{own.process}-of-{own.processes or 'N'}.json"
-        message = (
-            f"{checkpoint.info.path}: the item {item!r} has {_some(sorted(files)) or 'no files'},"
-            f" and none is process {own.process}'s; expected {expected}; process=... takes another"
-            " one's"
-        )
-        raise TreeMismatch(message, leaf=item, expected=expected)
-    text = files[name].decode()
-    return State(text.encode() if isinstance(like.get_state(), bytes) else json.loads(text))
+    others = []
+    for name, pieces in checkpoint.files(item):
+        if re.fullmatch(pattern, name):
+            text = b"".join(map(bytes, pieces))  # each piece holds until the next
+            return State(text if isinstance(like.get_state(), bytes) else json.loads(text))
+        others.append(name)
+    expected = f"process_{own.process}-of-{own.processes or 'N'}.json"
+    message = (
+        f"{checkpoint.info.path}: the item {item!r} has {_some(sorted(others)) or 'no files'}, and"
+        f" none is process {own.process}'s; expected {expected}; process=... takes another one's"
+    )
+    raise TreeMismatch(message, leaf=item, expected=expected)
 
 
 def _spelled_like(

@@ -15,7 +15,7 @@ import logging
 import math
 import re
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -38,7 +38,7 @@ from ..restoring.restore import VerifyReport
 from ..storage.base import Entry
 from ..storage.path import StorePath
 from ..storage.threads import run_side_by_side
-from .base import CheckpointInfo, array_record, find_named, parsing, verify_by_reading
+from .base import CheckpointInfo, array_record, contents_of, find_named, parsing, verify_by_reading
 
 log = logging.getLogger("holdfast.checkpoint")
 INDEX = "model.safetensors.index.json"
@@ -248,7 +248,7 @@ class SafetensorsCheckpoint:
             raise StepNotFound(
                 f"{self._folder} has no item of files '{name}'", path=str(self._folder)
             )
-        yield from _contents(self._folder, self._beside)
+        yield from contents_of(self._folder, self._beside)
 
     def verify(self) -> VerifyReport:
         return verify_by_reading(self, len({tensor.file for tensor in self._tensors.values()}))
@@ -449,20 +449,7 @@ def files_beside(folder: StorePath) -> FileContents:
             " tokenizer",
             path=str(folder),
         )
-    return _contents(folder, names)
-
-
-def _contents(folder: StorePath, names: Iterable[str]) -> FileContents:
-    for name in names:
-        yield name, _pieces(folder, name)
-
-
-def _pieces(folder: StorePath, name: str) -> Iterator[memoryview]:
-    memory = memoryview(bytearray(RANGE_BYTES))
-    offset = 0
-    while got := folder.read(name, offset, [memory]):
-        yield memory[:got]
-        offset += got
+    return contents_of(folder, names)
 
 
 def _is_beside(name: str, models: Set[str]) -> bool:

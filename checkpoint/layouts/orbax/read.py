@@ -16,7 +16,7 @@ from ...restoring.per_process import PerProcessSelection
 from ...restoring.restore import VerifyReport
 from ...storage.base import Entry
 from ...storage.path import StorePath
-from ..base import CheckpointInfo, parsing, verify_by_reading
+from ..base import CheckpointInfo, contents_of, parsing, verify_by_reading
 from . import metadata as orbax
 from .arrays import OrbaxItem, context_of
 
@@ -152,15 +152,14 @@ class OrbaxCheckpoint:
         of them.
         """
         folder, _ = self._item_folder(name)
-        for entry in folder.storage.list(folder.name, recursive=True):
-            own = entry.name.removeprefix(f"{folder.name}/")
-            if own == orbax.COMMITTED:  # Orbax's own
-                continue
+        entries = folder.storage.list(folder.name, recursive=True)
+        names = {entry.name.removeprefix(f"{folder.name}/") for entry in entries}
+        for own in names:
             if not is_own_name(own):
                 raise HostileCheckpoint(
                     f"{folder}: {own!r} is no name for a file", path=str(folder)
                 )
-            yield own, iter([memoryview(folder.fetch(own))])
+        yield from contents_of(folder, sorted(names - {orbax.COMMITTED}))
 
     def _item_folder(self, name: str) -> tuple[StorePath, str]:
         if name not in self._folders:

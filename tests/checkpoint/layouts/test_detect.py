@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from holdfast.checkpoint import (
     CheckpointManager,
     Corrupt,
+    Files,
     HostileCheckpoint,
     KeepAnyOf,
     KeepEvery,
@@ -449,3 +452,29 @@ def test_own_steps_come_first_in_a_bucket_too(tmp_path: Path) -> None:
         manager.save(4, {"n": 4}).wait()
     assert load(url) == {"n": 4}
     assert {name: storage.fetch(name, 1 << 20) for name in strangers} == strangers
+
+
+class _Loader:
+    """An iterator whose state is JSON."""
+
+    def __init__(self) -> None:
+        self.state: Any = {}
+
+    def get_state(self) -> Any:
+        return self.state
+
+    def set_state(self, state: Any) -> None:
+        self.state = state
+
+
+def test_a_state_of_grain_of_many_pieces_comes_back(tmp_path: Path) -> None:
+    """A process's state is read from its own file, also where that is read in several pieces."""
+    state = {"seen": list(range(400_000))}
+
+    def write_states(folder: Path) -> None:
+        (folder / "process_0-of-2.json").write_text("{}")
+        (folder / "process_1-of-2.json").write_text(json.dumps(state))
+
+    save(tmp_path / "c", items={"data": Files(write_states)})
+    loader = load(tmp_path / "c", _Loader(), item="data", process=1)
+    assert loader.state == state
