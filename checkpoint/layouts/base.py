@@ -129,24 +129,13 @@ def find_named(info: CheckpointInfo, items: Mapping[str, Any], name: str) -> Any
 
 
 def array_record(
-    path: str,
-    kind: str,
-    shape: Shape,
-    dtype: str,
-    *,
-    impl: str = "",
-    sharding: Any = None,
-    shard_shape: Shape | None = None,
-    chunk_shape: Shape | None = None,
+    path: str, kind: str, shape: Shape, dtype: str, *, chunk_shape: Shape | None = None
 ) -> LeafRecord:
-    """Returns the record of an array of another layout.
-
-    It is stored in equal shards (None: one), of which a chunk (None: a shard) is the least that is
-    worth reading by itself.
+    """Returns the record of an array of another layout, of which a chunk (None: the whole array) is
+    the least that is worth reading by itself.
     """
-    shard_shape = shape if shard_shape is None else shard_shape
-    grid = Grid(shape, shard_shape, shard_shape if chunk_shape is None else chunk_shape)
-    return LeafRecord(path, kind, dtype, shape, impl=impl, sharding=sharding, grid=grid)
+    grid = Grid(shape, shape, shape if chunk_shape is None else chunk_shape)
+    return LeafRecord(path, kind, dtype, shape, grid=grid)
 
 
 def leaves_below(item: ItemRecord, path: str) -> list[LeafRecord]:

@@ -44,7 +44,8 @@ from ..layouts.base import (
     leaves_below,
     read_leaves,
 )
-from ..layouts.detect import ForeignSteps, check_one_tree, find_foreign_steps, identify
+from ..layouts.detect import ForeignSteps, find_foreign_steps, identify
+from ..layouts.restore import check_one_tree
 from ..layouts.safetensors import (
     INDEX,
     INDEX_SUFFIX,
@@ -54,6 +55,7 @@ from ..layouts.safetensors import (
     bits_of,
     files_beside,
     header_of,
+    nbytes_of,
     pack,
     shards_of_index,
     split_evenly,
@@ -250,10 +252,7 @@ class _Tensors(NamedTuple):
     @property
     def sizes(self) -> dict[str, int]:
         """The bytes of each."""
-        return {
-            name: math.prod(shape) * bits_of(dtype) // 8
-            for name, (shape, dtype) in self.shapes.items()
-        }
+        return {name: nbytes_of(shape, dtype) for name, (shape, dtype) in self.shapes.items()}
 
     def files(
         self, shards: Mapping[str, Sequence[str]], beside: Mapping[str, Path], progress: Progress

@@ -9,14 +9,14 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import Corrupt, HostileCheckpoint, StepNotFound
+from ...errors import Corrupt, HostileCheckpoint
 from ...format.own_files import FileContents, is_own_name
 from ...format.record import ItemRecord
 from ...restoring.per_process import PerProcessSelection
 from ...restoring.restore import VerifyReport
 from ...storage.base import Entry
 from ...storage.path import StorePath
-from ..base import CheckpointInfo, contents_of, parsing, verify_by_reading
+from ..base import CheckpointInfo, contents_of, find_named, parsing, verify_by_reading
 from . import metadata as orbax
 from .arrays import OrbaxItem, context_of
 
@@ -114,8 +114,9 @@ class OrbaxCheckpoint:
         # By item, or of the only one.
         self._handlers: Any = about.get("item_handlers") or {}
         metrics = about.get("metrics") or {}
-        if not metrics and self._folders.get("metrics", (None, ""))[1] == "json":
-            metrics = self.json("metrics")
+        where, kind = self._folders.get("metrics", (self._folder, ""))
+        if not metrics and kind == "json":
+            metrics = _read_json("metrics", where)
         if self._handlers and isinstance(self._handlers, dict):
             # Folders of which Orbax says nothing, and shows nothing, are somebody else's.
             for name in [name for name in self._folders if name not in self._handlers]:
@@ -136,22 +137,14 @@ class OrbaxCheckpoint:
         )
 
     def json(self, name: str, process: int = 0) -> Any:
-        folder, _ = self._item_folder(name)
-        names = folder.names()
-        for file in orbax.JSON_FILES:
-            if file in names:
-                return orbax.parse_json(folder.fetch(file), f"{folder}/{file}")
-        raise Corrupt(
-            f"{folder} has none of {', '.join(orbax.JSON_FILES)}; the item '{name}' has lost its"
-            " data",
-            file=str(folder),
-        )
+        folder, _ = find_named(self.info, self._folders, name)
+        return _read_json(name, folder)
 
     def files(self, name: str, selection: PerProcessSelection | None = None) -> FileContents:
         """Yields the files of an item whose handler only its writer knows; Orbax keeps no checksums
         of them.
         """
-        folder, _ = self._item_folder(name)
+        folder, _ = find_named(self.info, self._folders, name)
         entries = folder.storage.list(folder.name, recursive=True)
         names = {entry.name.removeprefix(f"{folder.name}/") for entry in entries}
         for own in names:
@@ -161,14 +154,6 @@ class OrbaxCheckpoint:
                 )
         yield from contents_of(folder, sorted(names - {orbax.COMMITTED}))
 
-    def _item_folder(self, name: str) -> tuple[StorePath, str]:
-        if name not in self._folders:
-            known = ", ".join(sorted(self._folders)) or "none"
-            raise StepNotFound(
-                f"{self._folder} has no item '{name}'; it has: {known}", path=str(self._folder)
-            )
-        return self._folders[name]
-
     def item(self, name: str) -> ItemRecord:
         return self._open(name).record
 
@@ -176,11 +161,7 @@ class OrbaxCheckpoint:
         return self._open(name)
 
     def _open(self, name: str) -> OrbaxItem:
-        folder, kind = self._item_folder(name)
-        if kind != "tree":
-            raise StepNotFound(
-                f"the item '{name}' of {self._folder} is no tree of arrays", path=str(self._folder)
-            )
+        folder, _ = find_named(self.info, self._folders, name)
         with self._lock:
             if name not in self._items:
                 handlers = self._handlers
@@ -210,6 +191,17 @@ def _kind_of(folder: StorePath) -> tuple[StorePath, str]:
     if any(name in names for name in orbax.JSON_FILES):
         return folder, "json"
     return folder, "files"
+
+
+def _read_json(item: str, folder: StorePath) -> Any:
+    names = folder.names()
+    for file in orbax.JSON_FILES:
+        if file in names:
+            return orbax.parse_json(folder.fetch(file), f"{folder}/{file}")
+    raise Corrupt(
+        f"{folder} has none of {', '.join(orbax.JSON_FILES)}; the item '{item}' has lost its data",
+        file=str(folder),
+    )
 
 
 def _seconds(time_ns: Any) -> float | None:

@@ -40,8 +40,8 @@ from holdfast.checkpoint.layouts.detect import (
     nothing_at,
     open_checkpoint,
     open_if_finished,
-    pick_item,
 )
+from holdfast.checkpoint.layouts.restore import pick_item
 from holdfast.checkpoint.storage.base import Entry, Storage
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage

@@ -25,7 +25,8 @@ from holdfast.checkpoint import (
     save,
     verify,
 )
-from holdfast.checkpoint.layouts.detect import find_steps, open_checkpoint, restore_checkpoint
+from holdfast.checkpoint.layouts.detect import find_steps, open_checkpoint
+from holdfast.checkpoint.layouts.restore import restore_checkpoint
 from holdfast.checkpoint.restoring.match import SAVED
 from holdfast.checkpoint.storage.local import LocalStorage
 from tests.support.orbax import assert_same, rich_tree
