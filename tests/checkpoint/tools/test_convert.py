@@ -41,8 +41,9 @@ from holdfast.checkpoint.saving.item_files import ItemTarget
 from holdfast.checkpoint.saving.record_builder import RecordHead, build_record
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath
-from holdfast.checkpoint.tools.convert import convert, write_item
+from holdfast.checkpoint.tools.convert import convert
 from holdfast.checkpoint.tools.diff import compare
+from holdfast.checkpoint.tools.to_holdfast import write_item
 from tests.support.checkpointing import at_once, groups
 from tests.support.paths import program
 
