@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,7 +50,7 @@ class _MergedItem:
         self.shardings += other["shardings"]
         self.statics |= other.get("statics", {})
         self.files += other["files"]
-        self.tree = _merge(self.tree, _shifted(other["tree"], first), ())
+        self.tree = _merge(self.tree, _renumbered(other["tree"], lambda leaf: leaf + first), ())
 
     def to_json(self) -> dict[str, Any]:
         """Returns the item as a record has it: leaves in the order of the tree."""
@@ -58,7 +58,7 @@ class _MergedItem:
         new = {old: number for number, old in enumerate(order)}
         return {
             "kind": "tree",
-            "tree": _renumbered(self.tree, new),
+            "tree": _renumbered(self.tree, new.__getitem__),
             "leaves": [self.leaves[old] for old in order],
             "cells": self.runs,
             "shardings": self.shardings,
@@ -84,15 +84,11 @@ def _is_dict(node: Any) -> bool:
     return isinstance(node, dict) and node["kind"] == "dict"
 
 
-def _shifted(node: Any, by: int) -> Any:
-    return _renumbered(node, {number: number + by for number in _numbers(node)})
-
-
-def _renumbered(node: Any, new: dict[int, int]) -> Any:
+def _renumbered(node: Any, new: Callable[[int], int]) -> Any:
     if node is None:
         return None
     if isinstance(node, int):
-        return new[node]
+        return new(node)
     return node | {"nodes": [_renumbered(child, new) for child in node["nodes"]]}
 
 

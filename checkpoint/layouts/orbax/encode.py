@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -152,12 +153,10 @@ def chunk_shape(leaf: LeafRecord) -> list[int]:
 def _chunk_shape(shape: Shape, itemsize: int) -> Shape:
     """Returns chunks of at most CHUNK_BYTES, cut along leading axes."""
     chunk = list(shape)
-    for axis in range(len(chunk)):
-        rest = itemsize
-        for size in chunk[axis + 1 :]:
-            rest *= size
-        chunk[axis] = max(1, min(chunk[axis], CHUNK_BYTES // rest))
-        if chunk[axis] * rest <= CHUNK_BYTES and chunk[axis] > 1:
+    for axis, size in enumerate(shape):
+        row_bytes = math.prod(shape[axis + 1 :]) * itemsize
+        chunk[axis] = max(1, min(size, CHUNK_BYTES // row_bytes))
+        if chunk[axis] > 1:
             break
     return tuple(chunk)
 

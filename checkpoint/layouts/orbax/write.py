@@ -81,9 +81,8 @@ _MARK = (  # in files that only have to be there: not every store keeps empty ob
 
 
 class OrbaxWriter:
-    """Writes one checkpoint: `add_tree` (or `add_record`) and `add_json`, `write` for each region,
-    then `finish`. `abandon` removes what was written so far, also `aside`. For one thread at a
-    time.
+    """Writes one checkpoint: `add_record` and `add_json`, `write` for each region, then `finish`.
+    `abandon` removes what was written so far, also `aside`. For one thread at a time.
     """
 
     def __init__(self, folder: StorePath, *, must_have_joined: bool = False) -> None:
@@ -189,18 +188,6 @@ class OrbaxWriter:
         for name in ("metadata", "data.json") if handler else ("metrics",):
             self._put(f"{item}/{name}", data)
         self._put(f"{item}/{orbax.COMMITTED}", _MARK)
-
-    def add_tree(self, item: str, tree: Any) -> dict[str, Any]:
-        """Adds an item and makes its arrays, still empty; returns the live arrays by their names in
-        Orbax's layout.
-        """
-        record, arrays = described(item, tree)
-        names = self.add_record(record)
-        return {
-            name: value
-            for name, leaf, value in zip(names, record.leaves, arrays, strict=True)
-            if leaf.grid is not None
-        }
 
     def add_record(self, item: ItemRecord) -> list[str]:
         """Adds an item as a record describes it, its arrays still empty; returns the leaves' names
@@ -483,15 +470,21 @@ def save_orbax(
     try:
         with writer.failures(), own_settings():
             for item, tree in items.items():
-                for name, value in writer.add_tree(item, tree).items():
-                    try:
-                        array = np.asarray(value)
-                    except jax.errors.JaxRuntimeError as error:
-                        raise blamed([(name, value)], error) from error
-                    writer.write(item, name, (), array)
+                record, values = described(item, tree)
+                names = writer.add_record(record)
+                for name, leaf, value in zip(names, record.leaves, values, strict=True):
+                    if leaf.grid is not None:
+                        writer.write(item, name, (), _on_host(name, value))
             for item, value in (json_items or {}).items():
                 writer.add_json(item, value)
         writer.finish(metrics=metrics, metadata=metadata)
     except BaseException:
         writer.abandon()
         raise
+
+
+def _on_host(name: str, value: Any) -> HostArray:
+    try:
+        return np.asarray(value)
+    except jax.errors.JaxRuntimeError as error:
+        raise blamed([(name, value)], error) from error
