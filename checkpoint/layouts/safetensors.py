@@ -556,15 +556,14 @@ def runs(
 
 
 def header_of(
-    tensors: Mapping[str, tuple[Shape, Dtype]],
-    metadata: Mapping[str, str] | None = None,
+    tensors: Mapping[str, tuple[Shape, Dtype]], metadata: Mapping[str, str]
 ) -> tuple[bytes, list[str]]:
     """Returns the head of a file (its length included) and the order of the data.
 
     That order is by falling item size, and else the one that is given.
     """
     order = sorted(tensors, key=lambda name: -bits_of(tensors[name][1]))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for name in order:
         shape, dtype = tensors[name]

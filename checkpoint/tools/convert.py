@@ -27,7 +27,7 @@ from ..steps.object_claims import open_claims
 from ..storage.path import StorePath, open_storage
 from .conversion import Conversion, Progress, Selected, check_conversion, trees_of
 from .to_holdfast import to_holdfast
-from .to_safetensors import ShardLimits, to_safetensors
+from .to_safetensors import to_safetensors
 
 if TYPE_CHECKING:  # imports tensorstore
     from ..layouts.orbax.write import OrbaxWriter
@@ -91,7 +91,7 @@ def convert(  # noqa: PLR0913
     if to == "holdfast":
         return to_holdfast(conversion, target, claims or open_claims(target.storage))
     if to == "safetensors":
-        return to_safetensors(conversion, target, ShardLimits(shards, shard_bytes))
+        return to_safetensors(conversion, target, shards, shard_bytes)
     return _to_orbax(conversion, target)
 
 
@@ -141,7 +141,7 @@ def write_orbax(conversion: Conversion, writer: OrbaxWriter) -> None:
             names = dict(zip(paths, writer.add_record(item), strict=True))
             held = 0
             for leaf, array in read_leaves(reader, arrays_of(item)):
-                writer.write(name, names[leaf.path], (), array)
+                writer.write(name, names[leaf.path], array)
                 held += array.nbytes
                 conversion.progress(array.nbytes)
                 if held >= BATCH_BYTES:

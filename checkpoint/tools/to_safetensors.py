@@ -48,28 +48,6 @@ _log = logging.getLogger("holdfast.checkpoint")
 NewFile: TypeAlias = tuple[str, int, Iterable[Part]]  # its name, its size, its bytes
 
 
-class ShardLimits(NamedTuple):
-    """How many files of tensors there will be, or how large each is at most; None: as it comes."""
-
-    files: int | None
-    shard_bytes: int | None
-
-    def split(
-        self, sizes: Mapping[str, int], kept: int | None, max_file_bytes: int | None
-    ) -> list[list[str]]:
-        """Returns the names of the tensors of each file. `kept` is how many files there were."""
-        limit = max_file_bytes - HEADER_BYTES if max_file_bytes is not None else math.inf
-        count = self.files
-        if count is None and self.shard_bytes is None:
-            count = kept
-        if count is not None:
-            shards = split_evenly(sizes, count)
-            if all(sum(sizes[name] for name in names) <= limit for names in shards):
-                return shards
-        size = SHARD_BYTES if self.shard_bytes is None else self.shard_bytes
-        return split_shards(sizes, int(min(size, limit)))
-
-
 class _Tensor(NamedTuple):
     """A leaf that becomes a tensor. One that is a value of Python's has no reader."""
 
@@ -83,10 +61,14 @@ class _Tensor(NamedTuple):
         return nbytes_of(self.leaf.shape, self.dtype)
 
 
-def to_safetensors(conversion: Conversion, folder: StorePath, limits: ShardLimits) -> str:
+def to_safetensors(
+    conversion: Conversion, folder: StorePath, count: int | None, shard_bytes: int | None
+) -> str:
     """Writes the chosen items as one file, or as shards with an index, and files beside them.
 
-    Returns where. A large leaf is in memory in pieces. Raises StepExists, UnsupportedLeaf.
+    There are `count` files of tensors, or files of `shard_bytes` at most; with neither as many as
+    the checkpoint had when it came from safetensors, else files of 5 GiB. Returns where. A large
+    leaf is in memory in pieces. Raises StepExists, UnsupportedLeaf.
     """
     there = folder.names()
     if RECORD_NAME in there or any(name.endswith((".safetensors", INDEX_SUFFIX)) for name in there):
@@ -105,7 +87,10 @@ def to_safetensors(conversion: Conversion, folder: StorePath, limits: ShardLimit
                 raise StepExists(
                     f"{folder} holds '{name}' already; choose another folder", path=str(folder)
                 )
-        shards = _named_shards(limits.split(sizes, kept, folder.storage.max_file_bytes))
+        if count is None and shard_bytes is None:
+            count = kept
+        names = _split(sizes, count, shard_bytes or SHARD_BYTES, folder.storage.max_file_bytes)
+        shards = _named_shards(names)
         files = itertools.chain(
             (
                 _tensor_file(file, {name: tensors[name] for name in names}, texts, conversion)
@@ -222,6 +207,18 @@ def _dtype(name: str, leaf: LeafRecord) -> Dtype:
             found=str(dtype),
         )
     return dtype
+
+
+def _split(
+    sizes: Mapping[str, int], count: int | None, shard_bytes: int, max_file_bytes: int | None
+) -> list[list[str]]:
+    """Returns the names of the tensors of each file: of `count` files, if the store takes these."""
+    limit = math.inf if max_file_bytes is None else max_file_bytes - HEADER_BYTES
+    if count is not None:
+        shards = split_evenly(sizes, count)
+        if all(sum(sizes[name] for name in names) <= limit for names in shards):
+            return shards
+    return split_shards(sizes, int(min(shard_bytes, limit)))
 
 
 def _named_shards(shards: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:

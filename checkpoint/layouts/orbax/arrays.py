@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ class OrbaxItem:
     read.
     """
 
-    def __init__(self, name: str, folder: StorePath, context: Any, handler: str = "") -> None:
+    def __init__(self, name: str, folder: StorePath, context: Any, handler: str) -> None:
         self._folder = folder
         self._context = context
         self._files = folder.names()
@@ -56,8 +56,8 @@ class OrbaxItem:
         # tensorstore reads meanwhile
         is_single = not handler.endswith(orbax.TREE_HANDLERS) and about.is_single
         tree, paths, order = self._tree(about, is_single=is_single)
-        self._shardings = orbax.read_shardings(self._optional_json(orbax.SHARDING))
-        self._strings = self._optional_json(orbax.STRINGS)
+        self._shardings = orbax.read_shardings(optional_json(folder, self._files, orbax.SHARDING))
+        self._strings = optional_json(folder, self._files, orbax.STRINGS)
         self._prng = self._prng_implementations()
         self._arrays = self._described(asked)
         records = self._records(about.leaves)
@@ -137,9 +137,7 @@ class OrbaxItem:
 
     def _random_key(self, leaf: LeafRecord) -> LeafRecord:
         folder = StorePath(self._folder.storage, f"{self._folder.name}_metadata")
-        if "metadata" not in folder.names():
-            return leaf
-        about = orbax.parse_json(folder.fetch("metadata"), f"{folder}/metadata")
+        about = optional_json(folder, folder.names(), "metadata")
         if not about.get("typed"):
             return leaf
         usual = "rbg" if leaf.shape[-1:] == (4,) else "threefry2x32"
@@ -181,12 +179,6 @@ class OrbaxItem:
         self._read(arrays)
         values = {name: array.item() for name, _, array in arrays}
         return {name: each for name, each in values.items() if isinstance(each, bool | int | float)}
-
-    def _optional_json(self, name: str) -> dict[str, Any]:
-        if name not in self._files:
-            return {}
-        value = orbax.parse_json(self._folder.fetch(name), f"{self._folder}/{name}")
-        return value if isinstance(value, dict) else {}
 
     def _prng_implementations(self) -> dict[str, str]:
         implementations: dict[str, str] = {}
@@ -278,6 +270,12 @@ class OrbaxItem:
             raise Corrupt(
                 message, path=str(self._folder), file=str(self._folder), leaf=name
             ) from error
+
+
+def optional_json(folder: StorePath, names: Container[str], file: str) -> dict[str, Any]:
+    """Returns the JSON object in a file, if it is among a folder's names; else an empty one."""
+    value = orbax.parse_json(folder.fetch(file), f"{folder}/{file}") if file in names else {}
+    return value if isinstance(value, dict) else {}
 
 
 def kvstore_of(folder: StorePath) -> dict[str, Any]:

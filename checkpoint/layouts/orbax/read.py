@@ -18,16 +18,13 @@ from ...storage.base import Entry
 from ...storage.path import StorePath
 from ..base import CheckpointInfo, contents_of, find_named, parsing, verify_by_reading
 from . import metadata as orbax
-from .arrays import OrbaxItem, context_of
+from .arrays import OrbaxItem, context_of, optional_json
 
 _NESTED = ("jax_random_key", "np_random_key")  # the folder inside an item of a random key
+_OF_CHECKPOINT = {orbax.CHECKPOINT_METADATA, orbax.MARKER}
+_OF_TREE = {orbax.TREE_METADATA, orbax.MANIFEST}
 # What lies in the folder of one item, and in none of several.
-_DIRECT = {
-    orbax.TREE_METADATA,
-    orbax.MANIFEST,
-    "jax_random_key_metadata/",
-    "np_random_key_metadata/",
-}
+_DIRECT = {*_OF_TREE, *(f"{nested}_metadata/" for nested in _NESTED)}
 
 
 class OrbaxLayout:
@@ -39,20 +36,13 @@ class OrbaxLayout:
     def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
         if orbax.TEMPORARY in folder.basename:
             return False
-        if (
-            orbax.CHECKPOINT_METADATA in names
-            or orbax.MARKER in names
-            or orbax.TREE_METADATA in names
-            or orbax.MANIFEST in names
-        ):
-            return (
-                not folder.storage.root.startswith(("gs://", "gcs_grpc://"))
-                or orbax.COMMITTED in names
-            )
+        if not (_OF_CHECKPOINT | _OF_TREE).isdisjoint(names):
+            is_gcs = folder.storage.root.startswith(("gs://", "gcs_grpc://"))
+            return orbax.COMMITTED in names or not is_gcs
         folders = [name[:-1] for name in names if name.endswith("/")]
         numbered = [name for name in folders if orbax.step_of(name) is not None]
         has_items = any(
-            not {orbax.TREE_METADATA, orbax.MANIFEST}.isdisjoint((folder / name).names())
+            not _OF_TREE.isdisjoint((folder / name).names())
             for name in folders
             if name not in numbered
         )
@@ -95,22 +85,11 @@ class OrbaxCheckpoint:
         return found
 
     def _deleted(self, names: Mapping[str, Entry]) -> set[str]:
-        if orbax.DELETION not in names:
-            return set()
-        value = orbax.parse_json(
-            self._folder.fetch(orbax.DELETION), f"{self._folder}/{orbax.DELETION}"
-        )
-        text = json.dumps(value)
+        text = json.dumps(optional_json(self._folder, names, orbax.DELETION))
         return {name[:-1] for name in names if name.endswith("/") and f'"{name[:-1]}"' in text}
 
     def _read_info(self, names: Mapping[str, Entry]) -> CheckpointInfo:
-        about: Any = {}
-        if orbax.CHECKPOINT_METADATA in names:
-            about = orbax.parse_json(
-                self._folder.fetch(orbax.CHECKPOINT_METADATA),
-                f"{self._folder}/{orbax.CHECKPOINT_METADATA}",
-            )
-        about = about if isinstance(about, dict) else {}
+        about = optional_json(self._folder, names, orbax.CHECKPOINT_METADATA)
         # By item, or of the only one.
         self._handlers: Any = about.get("item_handlers") or {}
         metrics = about.get("metrics") or {}
@@ -182,11 +161,7 @@ def _kind_of(folder: StorePath) -> tuple[StorePath, str]:
     for nested in _NESTED:
         if nested + "/" in names:
             return folder / nested, "tree"
-    if (
-        orbax.TREE_METADATA in names
-        or orbax.MANIFEST in names
-        or orbax.ARRAY_METADATAS + "/" in names
-    ):
+    if not {*_OF_TREE, f"{orbax.ARRAY_METADATAS}/"}.isdisjoint(names):
         return folder, "tree"
     if any(name in names for name in orbax.JSON_FILES):
         return folder, "json"

@@ -270,7 +270,7 @@ def _begun(folder: StorePath, value: int) -> OrbaxWriter:
 def _written(writer: OrbaxWriter, value: int) -> OrbaxWriter:
     record, (array,) = described("state", {"w": np.full(3, value)})
     (name,) = writer.add_record(record)
-    writer.write("state", name, (), array)
+    writer.write("state", name, array)
     return writer
 
 
