@@ -479,25 +479,10 @@ def read_header(
     safetensors, HostileCheckpoint for one that no writer makes.
     """
     path = f"{folder}/{name}"
-    head = bytearray(8)
-    if folder.read(name, 0, [memoryview(head)]) < 8:
-        raise Corrupt(f"{path} is no safetensors file: it has less than 8 bytes", file=path)
-    length = int.from_bytes(head, "little")
-    first = 8 + length  # where the data begin
-    if length > HEADER_LIMIT_BYTES:
-        raise HostileCheckpoint(
-            f"{path} claims a header of {length} bytes; at most {HEADER_LIMIT_BYTES} are read",
-            file=path,
-        )
-    if size is not None and first > size:
-        raise Corrupt(
-            f"{path} is cut off: its header alone takes {first} bytes, the file has {size}",
-            file=path,
-        )
-    data = bytearray(length)
-    folder.read(name, 8, [memoryview(data)])
+    data = _read_json(folder, name, size)
+    first = 8 + len(data)
     with parsing(path):
-        header = json.loads(bytes(data))
+        header = json.loads(data)
         texts = header.pop("__metadata__", None) or {}
         metadata = {str(key): str(value) for key, value in texts.items()}
         tensors = {key: _tensor(path, name, first, key, value) for key, value in header.items()}
@@ -506,6 +491,28 @@ def read_header(
             message = f"{path} is cut off: '{key}' ends at byte {tensor.stop}, the file has {size}"
             raise Corrupt(message, file=path, leaf=key)
     return tensors, metadata
+
+
+def _read_json(folder: StorePath, name: str, size: int | None) -> bytes:
+    """Returns the header of a file, without its length."""
+    path = f"{folder}/{name}"
+    head = bytearray(8)
+    if folder.read(name, 0, [memoryview(head)]) < 8:
+        raise Corrupt(f"{path} is no safetensors file: it has less than 8 bytes", file=path)
+    length = int.from_bytes(head, "little")
+    if length > HEADER_LIMIT_BYTES:
+        raise HostileCheckpoint(
+            f"{path} claims a header of {length} bytes; at most {HEADER_LIMIT_BYTES} are read",
+            file=path,
+        )
+    if size is not None and 8 + length > size:
+        raise Corrupt(
+            f"{path} is cut off: its header alone takes {8 + length} bytes, the file has {size}",
+            file=path,
+        )
+    data = bytearray(length)
+    folder.read(name, 8, [memoryview(data)])
+    return bytes(data)
 
 
 def _tensor(path: str, file: str, first: int, key: str, value: Any) -> Tensor:

@@ -6,6 +6,7 @@ In a folder of a POSIX file system files get second names; elsewhere they are co
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -16,7 +17,7 @@ from typing import Any
 from ..format.record import fetch_record, parse_record
 from ..steps.claims import FOLDER, this_writer, writer_of
 from ..steps.object_claims import open_claims
-from ..storage.base import NameTaken
+from ..storage.base import NameTaken, Storage
 from ..storage.path import StorePath
 from ..storage.tombstone import RECORD_NAME, sealed_json
 
@@ -113,6 +114,20 @@ def merge_checkpoints(
     storage = target.storage
     parts = [StorePath(storage, os.path.relpath(path, storage.root)) for path in paths]
     records = [json.loads(fetch_record(storage, part.name)) for part in parts]
+    data = _merged(records, item, metadata)
+    merged = parse_record(data, f"{target}/{RECORD_NAME}")
+    with _claimed(storage, records) as claim:
+        try:
+            for part, record in zip(parts, records, strict=True):
+                _link_files(part, target, record["items"][item]["files"])
+            storage.commit((target / RECORD_NAME).name, data, claim)
+        except NameTaken:
+            storage.delete([(target / name).name for name in merged.file_names()])
+            raise
+
+
+def _merged(records: Sequence[dict[str, Any]], item: str, metadata: Any) -> bytes:
+    """Returns the record of all parts as one."""
     merged = _MergedItem()
     for record in records:
         merged.add(record["items"][item])
@@ -123,22 +138,21 @@ def merge_checkpoints(
         "items": {item: merged.to_json()},
     }
     del about["crc32c"]
-    data = sealed_json(about)
-    parse_record(data, f"{target}/{RECORD_NAME}")
+    return sealed_json(about)
+
+
+@contextlib.contextmanager
+def _claimed(storage: Storage, records: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Holds a claim to commit by, and those of the parts' writers: by these no sweep takes the
+    files for those of dead writers.
+    """
     claims = open_claims(storage)
     me = this_writer()
-    # By these no sweep takes the files for those of dead writers.
     holders = [me, *(replace(me, id=writer_of(record["writer"])) for record in records)]
     for writer in holders:
         claims.take(writer)
     try:
-        for part, record in zip(parts, records, strict=True):
-            _link_files(part, target, record["items"][item]["files"])
-        storage.commit((target / RECORD_NAME).name, data, me.claim)
-    except NameTaken:
-        taken = about["items"][item]["files"]
-        storage.delete([(target / file[0]).name for file in taken])
-        raise
+        yield me.claim
     finally:
         for writer in holders:
             claims.fence(writer.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -87,78 +87,68 @@ def to_holdfast(conversion: Conversion, root: StorePath, claims: Claims) -> str:
     return str(root / folder)
 
 
+@dataclass(frozen=True)
 class _ConversionWork(SaveWork):
     """Writes what is converted, as this one process for all that saved it."""
 
-    def __init__(self, conversion: Conversion, save: OneSave, foreign: ForeignSteps) -> None:
-        self._foreign = foreign
-        self._conversion = conversion
-        self._checkpoint = conversion.checkpoint
-        self._save = save
-        self._items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
+    conversion: Conversion
+    save: OneSave
+    foreign: ForeignSteps
+    items: dict[str, tuple[Plan | None, list[ItemReport]]] = field(default_factory=dict)
 
     def write(self) -> Prepared:
         """Writes the packs while their chunks are read, durably."""
-        save = self._save
-        self._foreign.make_way(save.storage, save.folder, save.claim)
-        for name, (item, reader) in self._conversion.chosen.items():
-            self._items[name] = write_item(item, reader, save.item(name), self._conversion.progress)
-        for name, kind in self._conversion.others.items():
+        save = self.save
+        self.foreign.make_way(save.storage, save.folder, save.claim)
+        for name, (item, reader) in self.conversion.chosen.items():
+            self.items[name] = write_item(item, reader, save.item(name), self.conversion.progress)
+        for name, kind in self.conversion.others.items():
             write_copy = self._write_json if kind == "json" else self._write_files
-            reports = [write_copy(name, owner) for owner in self._copies(name)]
-            self._items[name] = (None, reports)
-        return Prepared({name: reports[0] for name, (_, reports) in self._items.items()})
+            process = self.conversion.process
+            owners = self.conversion.checkpoint.info.copies(name) if process is None else [None]
+            reports = [write_copy(name, owner, owner or process or 0) for owner in owners]
+            self.items[name] = (None, reports)
+        return Prepared({name: reports[0] for name, (_, reports) in self.items.items()})
 
-    def _copies(self, item: str) -> list[int | None]:
-        """Returns the processes whose copies are written; [None] for one copy."""
-        if self._conversion.process is not None:
-            return [None]
-        return self._checkpoint.info.copies(item)
+    def _write_json(self, item: str, owner: int | None, source: int) -> ItemReport:
+        value = self.conversion.checkpoint.json(item, source)
+        try:
+            data = encode_json(value, f"the item {item!r}")
+        except (TypeError, ValueError) as error:
+            raise UnsupportedLeaf(str(error), leaf=item) from error
+        return write_json(self.save.item(item), owner or 0, data)
 
-    def _source(self, owner: int | None) -> int:
-        """Returns the process whose copy is read."""
-        return (self._conversion.process or 0) if owner is None else owner
-
-    def _write_json(self, item: str, owner: int | None) -> ItemReport:
-        data = _json_data(item, self._checkpoint.json(item, self._source(owner)))
-        return write_json(self._save.item(item), owner or 0, data)
-
-    def _write_files(self, item: str, owner: int | None) -> ItemReport:
-        files = self._checkpoint.files(item, PerProcessSelection(self._source(owner)))
+    def _write_files(self, item: str, owner: int | None, source: int) -> ItemReport:
+        checkpoint = self.conversion.checkpoint
         with scratch_folder() as folder:
-            put_files(folder, files, self._checkpoint.info.path)
+            put_files(
+                folder, checkpoint.files(item, PerProcessSelection(source)), checkpoint.info.path
+            )
             names = tuple(own_names(folder))
             staged = StagedFiles(folder, names, per_process=owner is not None, nbytes=0)
-            target = self._save.item(item)
-            return write_files(target, owner or 0, staged, self._conversion.progress)
+            target = self.save.item(item)
+            return write_files(target, owner or 0, staged, self.conversion.progress)
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record: the one report of the save is this work's own."""
-        info = self._checkpoint.info
+        info = self.conversion.checkpoint.info
         metrics = {
-            name: value for name, value in info.metrics.items() if isinstance(value, (int, float))
+            name: value for name, value in info.metrics.items() if isinstance(value, int | float)
         }
         record = build_record(
             RecordHead(
-                self._save.step,
-                writer=self._save.key.save_id,
-                processes=max([len(shares) for _, shares in self._items.values()], default=1),
-                started_s=self._save.started_s,
+                self.save.step,
+                writer=self.save.key.save_id,
+                processes=max([len(shares) for _, shares in self.items.values()], default=1),
+                started_s=self.save.started_s,
                 finished_s=time.time(),
                 metrics=metrics,
                 metadata=info.metadata,
             ),
-            self._items,
+            self.items,
         )
-        check_record(record, self._save.where)
+        check_record(record, self.save.where)
         return record
-
-
-def _json_data(item: str, value: Any) -> bytes:
-    try:
-        return encode_json(value, f"the item {item!r}")
-    except (TypeError, ValueError) as error:
-        raise UnsupportedLeaf(str(error), leaf=item) from error
 
 
 def write_item(
