@@ -382,8 +382,7 @@ def open_checkpoint(
         return _open_latest(storage)
     found = find_step(storage, step)
     if found is None:
-        steps = list(find_steps(storage))
-        raise StepNotFound(nothing_at(storage, step, steps), path=storage.root, step=step)
+        raise StepNotFound(nothing_at(storage, step), path=storage.root, step=step)
     name, layout = found
     return layout.open(StorePath(storage, name))
 
@@ -464,11 +463,10 @@ def while_it_is_there(folder: StorePath) -> Iterator[None]:
         raise StepGone(message, path=str(folder)) from error
 
 
-def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] = ()) -> str:
-    """Returns a sentence: why there is no checkpoint in a root, and what is there instead."""
-    if steps:
-        shown = ", ".join(map(str, steps[-10:]))
-        return f"{storage.root} has no step {step}; it has {shown}{stands_there(storage, step)}"
+def nothing_at(storage: Storage, step: int | None = None) -> str:
+    """Returns a sentence: why there is no checkpoint, or no step `step`, in a root, and what is
+    there instead.
+    """
     if "://" not in storage.root and os.path.isfile(storage.root):
         return (
             f"{storage.root} is a file and no checkpoint: expected a folder, or a file that ends in"
@@ -480,7 +478,11 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
             return f"{storage.root} is empty: no checkpoint was saved there"
         alike = roots_alike(storage)
         return f"there is nothing at {storage.root}{f'; {alike}' if alike else _above(storage)}"
-    if left := sorted(left_steps(storage, find_steps(storage))):
+    steps = find_steps(storage)
+    if steps and step is not None:
+        shown = ", ".join(map(str, list(steps)[-10:]))
+        return f"{storage.root} has no step {step}; it has {shown}{stands_there(storage, step)}"
+    if left := sorted(left_steps(storage, steps)):
         return (
             f"every step of {storage.root} was left behind by a branch that has no step any more:"
             f" {_some([str(each) for each in left])}. Name the one to take"
@@ -495,7 +497,7 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
             " --local FOLDER` lists those of a host, `holdfast status` of a job that runs those of"
             " all"
         )
-    if found := strangers(storage):
+    if found := strangers(storage, steps):
         called = _some([f"{name} ({layout})" for name, layout in found])
         return (
             f"{storage.root} has no steps, but checkpoints whose names are no steps' of one root:"
@@ -532,14 +534,11 @@ def strangers(
     """
     if steps is None:
         steps = find_steps(storage)
-    taken = {name for name, _ in steps.values()}
     found = []
     for name, number in sorted(_numbered(root_folders(storage)).items()):
-        if name in taken:
-            continue
-        layout = layout_of(StorePath(storage, name))
         # Of another library's step our own of that number is the one that counts.
-        if layout is not None and number not in steps:
+        layout = layout_of(StorePath(storage, name)) if number not in steps else None
+        if layout is not None:
             found.append((name, layout.name))
     return found
 

@@ -255,7 +255,9 @@ def test_the_reason_why_nothing_is_there(tmp_path: Path) -> None:
         with pytest.raises(StepNotFound, match=reason):
             open_checkpoint(tmp_path / name)
         assert open_if_finished(StorePath(LocalStorage(tmp_path / name))) is None
-    assert "has no step 4; it has 1, 2" in nothing_at(LocalStorage(tmp_path), 4, [1, 2])
+    for step in (1, 2):
+        save(tmp_path / f"steps/{step}", {"n": step}, step=step)
+    assert "has no step 4; it has 1, 2" in nothing_at(LocalStorage(tmp_path / "steps"), 4)
 
 
 @pytest.mark.parametrize(
