@@ -498,10 +498,9 @@ def nothing_at(storage: Storage, step: int | None = None) -> str:
             " all"
         )
     if found := strangers(storage, steps):
-        called = _some([f"{name} ({layout})" for name, layout in found])
         return (
             f"{storage.root} has no steps, but checkpoints whose names are no steps' of one root:"
-            f" {called}. Open one by its own path"
+            f" {_some([f'{name} ({layout})' for name, layout in found])}. Open one by its own path"
         )
     if layout_of(StorePath(storage)) is not None:
         return f"{storage.root} is a checkpoint, not a root of steps: leave --all and --step out"

@@ -186,12 +186,18 @@ def _compare_trees(a: _Side, b: _Side) -> Iterator[LeafDifference]:
                 yield unlike
             elif one.grid is not None:
                 pairs.append((one, other))
+    yield from _compare_arrays(a, b, pairs)
+
+
+def _compare_arrays(
+    a: _Side, b: _Side, pairs: Sequence[tuple[LeafRecord, LeafRecord]]
+) -> Iterator[LeafDifference]:
     arrays_a = _arrays(a, [one for one, _ in pairs])
     arrays_b = _arrays(b, [other for _, other in pairs])
     for (one, array), (other, other_array) in zip(arrays_a, arrays_b, strict=True):
         gap = difference(array, other_array)
         if gap is not None:
-            found = LeafDifference(item, one.path, "value", a=show_leaf(one), b=show_leaf(other))
+            found = LeafDifference(a.item, one.path, "value", a=show_leaf(one), b=show_leaf(other))
             yield _by(found, gap, array.size)
 
 

@@ -18,7 +18,7 @@ from holdfast.multihost import Solo
 from ..agreement.save_protocol import Prepared, SaveKey, SaveReport
 from ..arrays.dtypes import HostArray
 from ..errors import StepExists, UnsupportedLeaf
-from ..format.grid import Chunk, Grid, Shape
+from ..format.grid import Chunk, Shape
 from ..format.item_report import FileReport, ItemReport, pack_name
 from ..format.limits import encode_json
 from ..format.own_files import StagedFiles, own_names, put_files, scratch_folder
@@ -27,6 +27,7 @@ from ..format.tree import describe, flatten, rebuild
 from ..format.values import encode_value
 from ..layouts.detect import ForeignSteps, find_foreign_steps, identify
 from ..options import Options
+from ..restoring.devices import Region
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import ArrayReader
 from ..restoring.view_reader import Wanted, read_in_order
@@ -250,8 +251,8 @@ def _chunk_region(plan: Plan, chunk: Chunk, leaf: LeafRecord) -> Wanted:
     """Returns a chunk as a region of a stored leaf, and the region that has to be read for it."""
     array = plan.arrays[chunk.leaf]
     assert array is not None and leaf.grid is not None
-    shape = array.grid.shard_shape
-    shard = Grid(leaf.shape, shape, shape).region(max(chunk.slot, 0))
+    shards = replace(array.grid, chunk_shape=array.grid.shard_shape)
+    shard = shards.region(max(chunk.slot, 0))
     if chunk.inside is None:
         return Wanted(leaf, shard, shard)
     region = tuple(
@@ -259,16 +260,19 @@ def _chunk_region(plan: Plan, chunk: Chunk, leaf: LeafRecord) -> Wanted:
         for (first, _), cut in zip(shard, chunk.inside, strict=True)
     )
     stored = leaf.grid.chunk_shape
-    if math.prod(stored) * leaf.numpy_dtype.itemsize <= CHUNK_BYTES:
-        return Wanted(leaf, region, region)  # little more is read
-    around = tuple(
+    reads_little_more = math.prod(stored) * leaf.numpy_dtype.itemsize <= CHUNK_BYTES
+    return Wanted(leaf, region, region if reads_little_more else _around(region, shard, stored))
+
+
+def _around(region: Region, shard: Region, chunk_shape: Shape) -> Region:
+    """Returns the chunks around a region of one shard."""
+    return tuple(
         (
-            first + (start - first) // along * along,
-            min(last, first + -(-(stop - first) // along) * along),
+            first + (start - first) // chunk * chunk,
+            min(last, first + -(-(stop - first) // chunk) * chunk),
         )
-        for (start, stop), (first, last), along in zip(region, shard, stored, strict=True)
+        for (start, stop), (first, last), chunk in zip(region, shard, chunk_shape, strict=True)
     )
-    return Wanted(leaf, region, around)
 
 
 class _LazyChunk(NamedTuple):

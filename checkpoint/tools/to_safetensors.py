@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -75,30 +75,19 @@ def to_safetensors(
         raise StepExists(
             f"{folder} holds a checkpoint already; choose another folder", path=str(folder)
         )
-    info = conversion.checkpoint.info
-    tensors, texts = _named(conversion.chosen, _header_texts(info))
-    sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+    tensors, texts = _named(conversion.chosen, _header_texts(conversion.checkpoint.info))
     with scratch_folder() as scratch:
         beside, kept = _stage_beside(conversion, scratch)
-        if not any(kind == "files" for kind in info.items.values()):
-            _warn_of_no_files(folder, [*beside, *there])
-        for name in beside:
-            if name in there:
-                raise StepExists(
-                    f"{folder} holds '{name}' already; choose another folder", path=str(folder)
-                )
+        _check_beside(conversion, folder, beside, there)
         if count is None and shard_bytes is None:
             count = kept
-        names = _split(sizes, count, shard_bytes or SHARD_BYTES, folder.storage.max_file_bytes)
-        shards = _named_shards(names)
+        max_file_bytes = folder.storage.max_file_bytes
+        shards = _split(tensors, count, shard_bytes or SHARD_BYTES, max_file_bytes)
         files = itertools.chain(
-            (
-                _tensor_file(file, {name: tensors[name] for name in names}, texts, conversion)
-                for file, names in shards.items()
-            ),
-            ((name, (scratch / name).stat().st_size, _pieces(scratch / name)) for name in beside),
+            _tensor_files(shards, texts, conversion.progress),
+            (_local_file(scratch, name) for name in beside),
             # The index comes last: with it the folder is whole.
-            _index_file(shards, sum(sizes.values())),
+            _index_file(shards),
         )
         _write(folder, files)
     return str(folder)
@@ -210,38 +199,34 @@ def _dtype(name: str, leaf: LeafRecord) -> Dtype:
 
 
 def _split(
-    sizes: Mapping[str, int], count: int | None, shard_bytes: int, max_file_bytes: int | None
-) -> list[list[str]]:
-    """Returns the names of the tensors of each file: of `count` files, if the store takes these."""
+    tensors: Mapping[str, _Tensor], count: int | None, shard_bytes: int, max_file_bytes: int | None
+) -> dict[str, dict[str, _Tensor]]:
+    """Returns the files to write with their tensors: `count` files, if the store takes these."""
+    sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
     limit = math.inf if max_file_bytes is None else max_file_bytes - HEADER_BYTES
-    if count is not None:
-        shards = split_evenly(sizes, count)
-        if all(sum(sizes[name] for name in names) <= limit for names in shards):
-            return shards
-    return split_shards(sizes, int(min(shard_bytes, limit)))
-
-
-def _named_shards(shards: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
-    """Returns the files to write, each with the names of its tensors."""
+    split = [] if count is None else split_evenly(sizes, count)
+    if count is None or any(sum(sizes[name] for name in names) > limit for names in split):
+        split = split_shards(sizes, int(min(shard_bytes, limit)))
+    shards = [{name: tensors[name] for name in names} for names in split]
     if len(shards) <= 1:
-        return {SINGLE: shards[0] if shards else []}
-    count = len(shards)
+        return {SINGLE: shards[0] if shards else {}}
     return {
-        f"model-{number:05d}-of-{count:05d}.safetensors": names
-        for number, names in enumerate(shards, 1)
+        f"model-{number:05d}-of-{len(shards):05d}.safetensors": shard
+        for number, shard in enumerate(shards, 1)
     }
 
 
 # --- files of tensors
 
 
-def _tensor_file(
-    file: str, tensors: Mapping[str, _Tensor], texts: Mapping[str, str], conversion: Conversion
-) -> NewFile:
-    shapes = {name: (tensor.leaf.shape, tensor.dtype) for name, tensor in tensors.items()}
-    head, order = header_of(shapes, texts)
-    size = len(head) + sum(tensor.nbytes for tensor in tensors.values())
-    return file, size, _parts(head, [tensors[name] for name in order], conversion.progress)
+def _tensor_files(
+    shards: Mapping[str, Mapping[str, _Tensor]], texts: Mapping[str, str], progress: Progress
+) -> Iterator[NewFile]:
+    for file, tensors in shards.items():
+        shapes = {name: (tensor.leaf.shape, tensor.dtype) for name, tensor in tensors.items()}
+        head, order = header_of(shapes, texts)
+        size = len(head) + sum(tensor.nbytes for tensor in tensors.values())
+        yield file, size, _parts(head, [tensors[name] for name in order], progress)
 
 
 def _parts(head: bytes, tensors: Sequence[_Tensor], progress: Progress) -> Iterator[Part]:
@@ -289,11 +274,12 @@ def _regions(leaf: LeafRecord) -> list[Region]:
     return [((first, min(first + rows, count)), *whole[1:]) for first in range(0, count, rows)]
 
 
-def _index_file(shards: Mapping[str, Sequence[str]], total_bytes: int) -> Iterator[NewFile]:
+def _index_file(shards: Mapping[str, Mapping[str, _Tensor]]) -> Iterator[NewFile]:
     """Yields the index, if there are several files of tensors."""
     if len(shards) > 1:
-        weight_map = {name: file for file, names in shards.items() for name in names}
-        index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+        total = sum(tensor.nbytes for shard in shards.values() for tensor in shard.values())
+        weight_map = {name: file for file, shard in shards.items() for name in shard}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         data = json.dumps(index, indent=2).encode()
         yield INDEX, len(data), [(0, [memoryview(data)])]
 
@@ -333,14 +319,30 @@ def _stage_beside(conversion: Conversion, scratch: Path) -> tuple[list[str], int
     return names, kept
 
 
-def _warn_of_no_files(folder: StorePath, names: Sequence[str]) -> None:
-    if not names:
+def _check_beside(
+    conversion: Conversion, folder: StorePath, beside: Sequence[str], there: Collection[str]
+) -> None:
+    """Warns where a model will have no files beside its tensors. Raises StepExists where one of
+    them is there already.
+    """
+    kinds = conversion.checkpoint.info.items.values()
+    if "files" not in kinds and not beside and not there:
         _log.warning(
             "%s gets tensors alone: the checkpoint has no config and no tokenizer, which a model of"
             " Hugging Face's needs. To have them there too, name the folder of the model that was"
             " trained: convert(..., beside=FOLDER), or --beside FOLDER",
             folder,
         )
+    for name in beside:
+        if name in there:
+            raise StepExists(
+                f"{folder} holds '{name}' already; choose another folder", path=str(folder)
+            )
+
+
+def _local_file(folder: Path, name: str) -> NewFile:
+    path = folder / name
+    return name, path.stat().st_size, _pieces(path)
 
 
 def _pieces(path: Path) -> Iterator[Part]:

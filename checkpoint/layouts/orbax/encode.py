@@ -74,26 +74,20 @@ def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
     check_leaf(path, value)
     if type(value) in PYTHON_TYPES:
         return LeafRecord(path, type(value).__name__, value=value), None
-    if not isinstance(value, jax.Array):
-        shape = tuple(value.shape)
-        grid = Grid(shape, shape, shape)
-        return LeafRecord(path, "numpy", value.dtype.name, shape, grid=grid), value
-    kind = "array"
+    kind = "numpy"
     impl = ""
-    if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
-        kind = "key"
-        impl = str(jax.random.key_impl(value))
-        value = jax.random.key_data(value)
+    sharding = None
+    if isinstance(value, jax.Array):
+        kind = "array"
+        if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+            kind = "key"
+            impl = str(jax.random.key_impl(value))
+            value = jax.random.key_data(value)
+        sharding = describe_sharding(value.sharding, value.ndim)
     shape = tuple(value.shape)
-    leaf = LeafRecord(
-        path,
-        kind,
-        np.dtype(value.dtype).name,
-        shape,
-        impl=impl,
-        sharding=describe_sharding(value.sharding, len(shape)),
-        grid=Grid(shape, shape, shape),
-    )
+    grid = Grid(shape, shape, shape)
+    dtype = np.dtype(value.dtype).name
+    leaf = LeafRecord(path, kind, dtype, shape, impl=impl, sharding=sharding, grid=grid)
     return leaf, value
 
 

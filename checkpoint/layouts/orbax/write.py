@@ -198,14 +198,19 @@ class OrbaxWriter:
         self._handlers[item.name] = ARRAY_HANDLER if item.tree == 0 else TREE_HANDLER
         entries = stored_entries(item)
         leaves = [leaf for _, leaf in entries if isinstance(leaf, LeafRecord)]
-        self._put_metadata(item.name, entries)
+        self._put_metadata(item.name, entries, leaves)
         self._open(item.name, [leaf for leaf in leaves if leaf.kind != "str"])
         for leaf in leaves:
             if leaf.value is not None and leaf.kind != "str":
                 self.write(item.name, leaf.path, np.asarray(leaf.value, leaf.dtype))
         return [leaf.path for leaf in leaves]
 
-    def _put_metadata(self, item: str, entries: Sequence[tuple[Keys, LeafRecord | str]]) -> None:
+    def _put_metadata(
+        self,
+        item: str,
+        entries: Sequence[tuple[Keys, LeafRecord | str]],
+        leaves: Sequence[LeafRecord],
+    ) -> None:
         tree = {}
         for keys, leaf in entries:
             about: dict[str, Any] = {"value_type": leaf, "skip_deserialize": True}
@@ -227,7 +232,6 @@ class OrbaxWriter:
             "custom_metadata": None,
         }
         self._put(f"{item}/{orbax.TREE_METADATA}", json.dumps(metadata).encode())
-        leaves = [leaf for _, leaf in entries if isinstance(leaf, LeafRecord)]
         arrays = [leaf for leaf in leaves if VALUE_TYPES[leaf.kind] == "jax.Array"]
         if arrays:
             self._put(
