@@ -39,7 +39,7 @@ MOST: dict[str, dict[str, int]] = {
 MOST_TOKENS = {
     "coordination": 73.7,
     "multihost": 48.9,
-    "checkpoint": 198.6,
+    "checkpoint": 197.6,
     "launch": 53.6,
     "compat": 36.9,
     "web": 8.9,

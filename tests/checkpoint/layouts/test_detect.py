@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -16,7 +14,6 @@ import pytest
 from holdfast.checkpoint import (
     CheckpointManager,
     Corrupt,
-    Files,
     HostileCheckpoint,
     KeepAnyOf,
     KeepEvery,
@@ -32,7 +29,6 @@ from holdfast.checkpoint import (
     verify,
 )
 from holdfast.checkpoint.format.step_folders import PLAIN_NAMES, list_steps, look_at_root
-from holdfast.checkpoint.layouts.base import CheckpointInfo
 from holdfast.checkpoint.layouts.detect import (
     ForeignSteps,
     find_foreign_steps,
@@ -41,7 +37,6 @@ from holdfast.checkpoint.layouts.detect import (
     open_checkpoint,
     open_if_finished,
 )
-from holdfast.checkpoint.layouts.restore import pick_item
 from holdfast.checkpoint.storage.base import Entry, Storage
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage
@@ -65,19 +60,6 @@ def test_roots_tell_layouts_apart(tmp_path: Path) -> None:
         assert manager.all_steps() == [7, 8]
         for step in (7, 8):
             assert manager.restore(step, {"c": jnp.float16(0)}, partial=True)["c"] == 2.5
-
-
-def test_the_item_that_is_meant() -> None:
-    """The usual name finds the one tree of another layout, or another usual name; nothing is
-    guessed among several, nor in ours.
-    """
-    assert (
-        pick_item(CheckpointInfo("orbax", "p", {"default": "tree", "metrics": "json"}), "state")
-        == "default"
-    )
-    assert pick_item(CheckpointInfo("orbax", "p", {"model": "tree"}), "state") == "model"
-    assert pick_item(CheckpointInfo("holdfast", "p", {"model": "tree"}), "state") == "state"
-    assert pick_item(CheckpointInfo("orbax", "p", {"a": "tree", "b": "tree"}), "state") == "state"
 
 
 def test_a_root_means_its_latest_step(tmp_path: Path) -> None:
@@ -454,29 +436,3 @@ def test_own_steps_come_first_in_a_bucket_too(tmp_path: Path) -> None:
         manager.save(4, {"n": 4}).wait()
     assert load(url) == {"n": 4}
     assert {name: storage.fetch(name, 1 << 20) for name in strangers} == strangers
-
-
-class _Loader:
-    """An iterator whose state is JSON."""
-
-    def __init__(self) -> None:
-        self.state: Any = {}
-
-    def get_state(self) -> Any:
-        return self.state
-
-    def set_state(self, state: Any) -> None:
-        self.state = state
-
-
-def test_a_state_of_grain_of_many_pieces_comes_back(tmp_path: Path) -> None:
-    """A process's state is read from its own file, also where that is read in several pieces."""
-    state = {"seen": list(range(400_000))}
-
-    def write_states(folder: Path) -> None:
-        (folder / "process_0-of-2.json").write_text("{}")
-        (folder / "process_1-of-2.json").write_text(json.dumps(state))
-
-    save(tmp_path / "c", items={"data": Files(write_states)})
-    loader = load(tmp_path / "c", _Loader(), item="data", process=1)
-    assert loader.state == state
