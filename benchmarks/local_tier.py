@@ -39,8 +39,8 @@ from crc32c import crc32c
 
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, KeepLast, Local, Options, Progress
 from holdfast.checkpoint.format.record import parse_record
-from holdfast.checkpoint.layouts.detect import restore_checkpoint
 from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
+from holdfast.checkpoint.layouts.restore import restore_checkpoint
 from holdfast.checkpoint.local_tier.host_folder import HostFolder
 from holdfast.checkpoint.local_tier.inventory import FoundStep, Inventory, living_steps, record_of
 from holdfast.checkpoint.local_tier.part_copier import PIECE_BYTES, Throttle, _PartSource, copy_file

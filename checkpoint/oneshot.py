@@ -30,9 +30,9 @@ from .layouts.detect import (
     is_single_file,
     open_checkpoint,
     open_found,
-    restore_items,
 )
 from .layouts.inspection import Structure, structure_of
+from .layouts.restore import restore_items
 from .memory.budget import ALONE, MemoryBudget
 from .options import Options, absolute
 from .restoring.match import spans_processes

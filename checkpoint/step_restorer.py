@@ -26,8 +26,9 @@ from .errors import (
 )
 from .format.record import Record
 from .layouts.base import CheckpointReader
-from .layouts.detect import restore_items, why_not_read
+from .layouts.detect import why_not_read
 from .layouts.holdfast import HoldfastCheckpoint
+from .layouts.restore import restore_items
 from .local_tier.parts import LocalKey
 from .restoring.restore import RestoreOptions
 from .restoring.restore_peers import RestorePeers, is_worth_sharing

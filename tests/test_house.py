@@ -219,6 +219,8 @@ TESTED_ELSEWHERE = {
     "multihost/peers/peer_connection.py": "tests/checkpoint/local_tier/test_peer_storage.py",
     "checkpoint/restoring/shared_reader.py": "tests/checkpoint/restoring/test_restore_peers.py",
     "checkpoint/tools/conversion.py": "tests/checkpoint/tools/test_convert.py",
+    "checkpoint/tools/to_holdfast.py": "tests/checkpoint/tools/test_convert.py",
+    "checkpoint/tools/to_safetensors.py": "tests/checkpoint/tools/test_convert.py",
     "checkpoint/storage/base.py": (
         "tests/checkpoint/storage/test_storage.py"
     ),  # the Protocol's contract

@@ -10,7 +10,7 @@ other people's layouts.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from ..storage.base import Entry
 from ..storage.path import StorePath
 
 VERIFY_BATCH_BYTES = 128 << 20  # enough to keep every thread of tensorstore at work
+PIECE_BYTES = 16 << 20  # of a file that is no array
 
 
 @dataclass(frozen=True)
@@ -128,24 +129,13 @@ def find_named(info: CheckpointInfo, items: Mapping[str, Any], name: str) -> Any
 
 
 def array_record(
-    path: str,
-    kind: str,
-    shape: Shape,
-    dtype: str,
-    *,
-    impl: str = "",
-    sharding: Any = None,
-    shard_shape: Shape | None = None,
-    chunk_shape: Shape | None = None,
+    path: str, kind: str, shape: Shape, dtype: str, *, chunk_shape: Shape | None = None
 ) -> LeafRecord:
-    """Returns the record of an array of another layout.
-
-    It is stored in equal shards (None: one), of which a chunk (None: a shard) is the least that is
-    worth reading by itself.
+    """Returns the record of an array of another layout, of which a chunk (None: the whole array) is
+    the least that is worth reading by itself.
     """
-    shard_shape = shape if shard_shape is None else shard_shape
-    grid = Grid(shape, shard_shape, shard_shape if chunk_shape is None else chunk_shape)
-    return LeafRecord(path, kind, dtype, shape, impl=impl, sharding=sharding, grid=grid)
+    grid = Grid(shape, shape, shape if chunk_shape is None else chunk_shape)
+    return LeafRecord(path, kind, dtype, shape, grid=grid)
 
 
 def leaves_below(item: ItemRecord, path: str) -> list[LeafRecord]:
@@ -188,6 +178,22 @@ def read_leaves(
     arrays = read_in_order(reader, wanted, batch_bytes=batch_bytes, allocate=allocate)
     for leaf in leaves:
         yield leaf, next(arrays)
+
+
+def contents_of(folder: StorePath, names: Iterable[str]) -> FileContents:
+    """Yields the names of files below a folder, and their bytes in pieces that hold until the next.
+    Nothing of a file is read before its pieces are asked for.
+    """
+    for name in names:
+        yield name, _pieces_of(folder, name)
+
+
+def _pieces_of(folder: StorePath, name: str) -> Iterator[memoryview]:
+    memory = memoryview(bytearray(PIECE_BYTES))
+    offset = 0
+    while got := folder.read(name, offset, [memory]):
+        yield memory[:got]
+        offset += got
 
 
 def verify_by_reading(checkpoint: CheckpointReader, files: int) -> VerifyReport:

@@ -1,18 +1,15 @@
-"""Finds the layout of a checkpoint, opens it, and restores from it.
-
-The layout is holdfast's own, Orbax's or plain safetensors.
+"""Finds checkpoints of any layout, holdfast's own, Orbax's or plain safetensors, and opens them;
+or says what stands there instead.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from ..errors import (
     CheckpointError,
@@ -21,38 +18,20 @@ from ..errors import (
     StepExists,
     StepGone,
     StepNotFound,
-    TreeMismatch,
 )
 from ..format.item_report import FILE_NAME
-from ..format.json_state import State, decode, is_iterator
-from ..format.own_files import Files, give_files
-from ..format.record import ItemRecord, read_record
+from ..format.record import read_record
 from ..format.step_folders import (
     LOOKS,
     PLAIN_NAMES,
     RootListing,
     StepNames,
-    has_record,
     note_foreign_prefix,
     prefix_of,
     read_foreign_prefix,
     read_step_names,
     root_folders,
 )
-from ..format.tree import describe, escape
-from ..restoring.match import SAVED
-from ..restoring.per_process import PerProcessSelection
-from ..restoring.reader import ArrayReader
-from ..restoring.renamed import check_rename, renamed
-from ..restoring.restore import (
-    RestoreOptions,
-    check_files_like,
-    check_json_like,
-    owner_of,
-    restore_tree,
-)
-from ..restoring.surgery import operate
-from ..restoring.view_reader import read_by_other_paths
 from ..steps.left_behind import Mark, identify_own, left_among, read_marks
 from ..steps.lineage import read_branches, run_of
 from ..steps.opening import OtherLayouts
@@ -60,8 +39,8 @@ from ..steps.refusals import roots_alike
 from ..storage.base import Entry, Storage
 from ..storage.path import StorePath, join, open_storage, split
 from ..storage.tombstone import RECORD_NAME
-from .base import CheckpointInfo, CheckpointLayout, CheckpointReader
-from .holdfast import HoldfastCheckpoint, HoldfastLayout
+from .base import CheckpointLayout, CheckpointReader
+from .holdfast import HoldfastLayout
 
 log = logging.getLogger("holdfast.checkpoint")
 _NUMBERED = re.compile(r"(?<![0-9])[0-9]{1,18}\Z")
@@ -101,7 +80,6 @@ _FROM_FLAX = (
     "it is one message of flax's; write save(path,"
     " flax.training.checkpoints.restore_checkpoint(folder, None)) once"
 )
-_USUAL_ITEMS = ("state", "default", "pytree")
 
 
 def layouts() -> Iterator[CheckpointLayout]:
@@ -132,10 +110,7 @@ def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
     Our own step comes before another layout's of the same number.
     """
     for kind in _kinds(storage, root_folders(storage), read_step_names(storage)):
-        steps: dict[int, tuple[str, CheckpointLayout]] = {}
-        for step, name, layout in kind.finished():
-            if step not in steps or layout.name == "holdfast":
-                steps[step] = (name, layout)
+        steps = {step: (name, layout) for step, name, layout in kind.finished()}
         if steps:
             return dict(sorted(steps.items()))
     return {}
@@ -144,8 +119,8 @@ def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
 def find_step(storage: Storage, step: int) -> tuple[str, CheckpointLayout] | None:
     """Returns what `find_steps` has of one step, by a look into few folders; None for no step."""
     for kind in _kinds(storage, root_folders(storage), read_step_names(storage)):
-        found = kind.at(step)
-        if found is not None or next(kind.finished(), None) is not None:
+        found = kind.newest(step)
+        if found is not None or kind.newest() is not None:
             return found
     return None
 
@@ -161,10 +136,8 @@ def find_foreign_steps(storage: Storage, listing: RootListing, names: StepNames)
     for kind in _kinds(storage, folders, names):
         if not kind.keeps_roots:
             break
-        foreign: dict[int, str] = {}
-        for step, name, layout in kind.finished():
-            if layout.name != "holdfast":
-                foreign.setdefault(step, name)
+        steps = kind.finished()
+        foreign = {step: name for step, name, layout in steps if layout.name != "holdfast"}
         if foreign or known:
             return dict(sorted(foreign.items()))
     if others := strangers(storage):
@@ -189,38 +162,31 @@ class _Kind:
     numbers: Mapping[str, int]
     keeps_roots: bool = True
 
-    def finished(self) -> Iterator[tuple[int, str, CheckpointLayout]]:
-        """Yields the steps that are there, the newest first, and of equal numbers in the order of
-        `numbers`.
+    def finished(
+        self, step: int | None = None, marks: Collection[Mark] = ()
+    ) -> Iterator[tuple[int, str, CheckpointLayout]]:
+        """Yields the steps that are there, the newest first, or `step`: none that was left behind
+        by `marks`, and of two with one number our own.
         """
-        for name in self._newest_first():
-            layout = self._layout_of(name)
-            if layout is not None:
-                yield self.numbers[name], name, layout
+        by_number: dict[int, list[str]] = {}
+        for name, number in self.numbers.items():
+            if step is None or number == step:
+                by_number.setdefault(number, []).append(name)
+        for number in sorted(by_number, reverse=True):
+            there = [
+                (name, layout)
+                for name in by_number[number]
+                if (layout := self._layout_of(name)) is not None
+                and not left_among(self.storage, {number: name}, marks, identify)
+            ]
+            if there:
+                yield number, *min(there, key=lambda found: found[1].name != "holdfast")
 
-    def at(self, step: int) -> tuple[str, CheckpointLayout] | None:
-        """Returns folder and layout of one step: of two with one number our own."""
-        numbers = {name: number for name, number in self.numbers.items() if number == step}
-        return replace(self, numbers=numbers).latest(())
-
-    def latest(self, marks: Collection[Mark]) -> tuple[str, CheckpointLayout] | None:
-        """Returns folder and layout of the newest step that was not left behind; of two with one
-        number our own.
-        """
-        best: tuple[str, CheckpointLayout] | None = None
-        for name in self._newest_first():
-            step = self.numbers[name]
-            if best is not None and step != self.numbers[best[0]]:
-                break
-            layout = self._layout_of(name)
-            if layout is None or left_among(self.storage, {step: name}, marks, identify):
-                continue
-            if best is None or layout.name == "holdfast":
-                best = (name, layout)
-        return best
-
-    def _newest_first(self) -> list[str]:
-        return sorted(self.numbers, key=lambda name: -self.numbers[name])
+    def newest(
+        self, step: int | None = None, marks: Collection[Mark] = ()
+    ) -> tuple[str, CheckpointLayout] | None:
+        """Returns folder and layout of the first of those that `finished` yields."""
+        return next(((name, layout) for _, name, layout in self.finished(step, marks)), None)
 
     def _layout_of(self, name: str) -> CheckpointLayout | None:
         """Returns the layout of the step in a folder; None where there is no step."""
@@ -251,7 +217,7 @@ def _kinds(storage: Storage, folders: Collection[str], names: StepNames) -> Iter
     noted = by_prefix.get(read_foreign_prefix(storage) or "", {}) if by_prefix else {}
     yield _Kind(storage, names, own | plain | noted)
     kinds = [_Kind(storage, names, each) for each in by_prefix.values()]
-    called = [kind for kind in kinds if next(kind.finished(), None) is not None]
+    called = [kind for kind in kinds if kind.newest() is not None]
     if len(called) == 1:
         yield called[0]
     yield _Kind(storage, names, plain, keeps_roots=False)
@@ -294,62 +260,48 @@ def _numbered(folders: Collection[str]) -> dict[str, int]:
     return {name: int(match[0]) for name, match in matches.items() if match}
 
 
-@dataclass(frozen=True)
-class _RootLook:
-    """What one look at a root has shown: its files and folders."""
-
-    storage: Storage
-    entries: Mapping[str, Entry]
-
-    @property
-    def folders(self) -> list[str]:
-        return [name[:-1] for name in self.entries if name.endswith("/")]
-
-    def checkpoint(self) -> tuple[str, CheckpointLayout] | None:
-        """Returns what the root means: the folder of its latest step, or "" for itself, and the
-        layout. It looks into few folders for it. None where there is nothing, or all was left.
-        """
-        names = read_step_names(self.storage)
-        if self._has_own_record(names):
-            return "", HoldfastLayout()
-        marks = read_marks(self.storage)
-        kinds = _kinds(self.storage, self.folders, names)
-        beside_own = next(kinds)
-        found = beside_own.latest(marks)
-        if found is not None and found[1].name == "holdfast":
-            return found
-        whole = layout_of(StorePath(self.storage))
+def _meant_by(
+    storage: Storage, folders: Collection[str], *, has_record: bool
+) -> tuple[str, CheckpointLayout] | None:
+    """Returns what a root means: the folder of its latest step, or "" for itself, and the layout.
+    It looks into few of its `folders` for it. None where there is nothing, or all was left.
+    """
+    kinds = _kinds(storage, folders, read_step_names(storage))
+    beside_own = next(kinds)
+    if has_record and _counts(storage, beside_own):
+        return "", HoldfastLayout()
+    marks = read_marks(storage)
+    found = beside_own.newest(marks=marks)
+    if found is not None and found[1].name == "holdfast":
+        return found
+    whole = layout_of(StorePath(storage))
+    if whole is not None:
+        has_own = any(layout.name == "holdfast" for _, _, layout in beside_own.finished())
         # Of ours it is a record that was passed over.
-        if whole is not None and (whole.name == "holdfast" or self._has_own_steps(names)):
+        if has_own or whole.name == "holdfast":
             return found
-        if whole is not None and whole.keeps_roots:
+        if whole.keeps_roots:
             return "", whole
-        for kind in (beside_own, *kinds):
-            if whole is not None and not kind.keeps_roots:
-                return "", whole
-            if next(kind.finished(), None) is not None:
-                return kind.latest(marks)
-        return None
+    for kind in (beside_own, *kinds):
+        if whole is not None and not kind.keeps_roots:
+            return "", whole
+        if kind.newest() is not None:
+            return kind.newest(marks=marks)
+    return None
 
-    def _has_own_record(self, names: StepNames) -> bool:
-        """Says whether a record of ours lies in the root itself. One that cannot be read counts
-        only where the root has no steps.
-        """
-        if RECORD_NAME not in self.entries:
-            return False
-        try:
-            read_record(self.storage, "")
-        except CheckpointError as error:
-            beside_own = next(_kinds(self.storage, self.folders, names))
-            if next(beside_own.finished(), None) is None:
-                return True
-            log.warning("%s; it is passed over for the steps of %s", error, self.storage.root)
-            return False
-        return True
 
-    def _has_own_steps(self, names: StepNames) -> bool:
-        own = [name for name in self.folders if names.step_of(name) is not None]
-        return any(has_record(self.storage, name) for name in own)
+def _counts(storage: Storage, beside_own: _Kind) -> bool:
+    """Says whether the record of ours in a root itself counts: one that cannot be read does only
+    where the root has no steps.
+    """
+    try:
+        read_record(storage, "")
+    except CheckpointError as error:
+        if beside_own.newest() is None:
+            return True
+        log.warning("%s; it is passed over for the steps of %s", error, storage.root)
+        return False
+    return True
 
 
 class ForeignSteps:
@@ -435,8 +387,7 @@ def open_checkpoint(
         return _open_latest(storage)
     found = find_step(storage, step)
     if found is None:
-        steps = list(find_steps(storage))
-        raise StepNotFound(nothing_at(storage, step, steps), path=storage.root, step=step)
+        raise StepNotFound(nothing_at(storage, step), path=storage.root, step=step)
     name, layout = found
     return layout.open(StorePath(storage, name))
 
@@ -456,11 +407,12 @@ def find_checkpoint(storage: Storage) -> tuple[StorePath, CheckpointLayout]:
     """
     before: set[str] = set()
     for _ in range(LOOKS):
-        look = _RootLook(storage, StorePath(storage).names())
-        found = look.checkpoint()
+        names = StorePath(storage).names()
+        folders = [name[:-1] for name in names if name.endswith("/")]
+        found = _meant_by(storage, folders, has_record=RECORD_NAME in names)
         if found is not None and not found[0]:
             return StorePath(storage), found[1]
-        numbers = _numbered(look.folders)
+        numbers = _numbered(folders)
         # Where a newer folder has no checkpoint it may have been deleted for a newer one.
         above = -1 if found is None else numbers[found[0]]
         if {name for name, number in numbers.items() if number > above} <= before:
@@ -516,11 +468,10 @@ def while_it_is_there(folder: StorePath) -> Iterator[None]:
         raise StepGone(message, path=str(folder)) from error
 
 
-def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] = ()) -> str:
-    """Returns a sentence: why there is no checkpoint in a root, and what is there instead."""
-    if steps:
-        shown = ", ".join(map(str, steps[-10:]))
-        return f"{storage.root} has no step {step}; it has {shown}{stands_there(storage, step)}"
+def nothing_at(storage: Storage, step: int | None = None) -> str:
+    """Returns a sentence: why there is no checkpoint, or no step `step`, in a root, and what is
+    there instead.
+    """
     if "://" not in storage.root and os.path.isfile(storage.root):
         return (
             f"{storage.root} is a file and no checkpoint: expected a folder, or a file that ends in"
@@ -532,7 +483,11 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
             return f"{storage.root} is empty: no checkpoint was saved there"
         alike = roots_alike(storage)
         return f"there is nothing at {storage.root}{f'; {alike}' if alike else _above(storage)}"
-    if left := sorted(left_steps(storage, find_steps(storage))):
+    steps = find_steps(storage)
+    if steps and step is not None:
+        shown = ", ".join(map(str, list(steps)[-10:]))
+        return f"{storage.root} has no step {step}; it has {shown}{stands_there(storage, step)}"
+    if left := sorted(left_steps(storage, steps)):
         return (
             f"every step of {storage.root} was left behind by a branch that has no step any more:"
             f" {_some([str(each) for each in left])}. Name the one to take"
@@ -547,11 +502,10 @@ def nothing_at(storage: Storage, step: int | None = None, steps: Sequence[int] =
             " --local FOLDER` lists those of a host, `holdfast status` of a job that runs those of"
             " all"
         )
-    if found := strangers(storage):
-        called = _some([f"{name} ({layout})" for name, layout in found])
+    if found := strangers(storage, steps):
         return (
             f"{storage.root} has no steps, but checkpoints whose names are no steps' of one root:"
-            f" {called}. Open one by its own path"
+            f" {_some([f'{name} ({layout})' for name, layout in found])}. Open one by its own path"
         )
     if layout_of(StorePath(storage)) is not None:
         return f"{storage.root} is a checkpoint, not a root of steps: leave --all and --step out"
@@ -584,14 +538,11 @@ def strangers(
     """
     if steps is None:
         steps = find_steps(storage)
-    taken = {name for name, _ in steps.values()}
     found = []
     for name, number in sorted(_numbered(root_folders(storage)).items()):
-        if name in taken:
-            continue
-        layout = layout_of(StorePath(storage, name))
         # Of another library's step our own of that number is the one that counts.
-        if layout is not None and number not in steps:
+        layout = layout_of(StorePath(storage, name)) if number not in steps else None
+        if layout is not None:
             found.append((name, layout.name))
     return found
 
@@ -633,144 +584,3 @@ def _above(storage: Storage) -> str:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join([*names[:4], *["..."] * (len(names) > 4)])
-
-
-def pick_item(info: CheckpointInfo, item: str) -> str:
-    """Returns the item that `item` means.
-
-    For our usual name in another layout that is the one tree there is, or a usual name there.
-    """
-    if item in info.items or item != "state" or info.layout == "holdfast":
-        return item
-    trees = [name for name, kind in info.items.items() if kind == "tree"]
-    for name in _USUAL_ITEMS:
-        if name in trees:
-            return name
-    return trees[0] if len(trees) == 1 else item
-
-
-def restore_items(
-    checkpoint: CheckpointReader, wanted: Mapping[str, Any], options: RestoreOptions
-) -> dict[str, Any]:
-    """Restores several items of any layout, each by its `like`: a tree, JSON, files, or the state
-    of an iterator, which is the `like` and is returned. Blocks. "once" is for a step of ours with
-    `peers`. An iterator gets its state when all else is there.
-
-    Raises StepNotFound (no such item), TreeMismatch, Corrupt, HostileCheckpoint, StepGone.
-    """
-    info = checkpoint.info
-    picked = [pick_item(info, item) for item in wanted]
-    if options.rename is not None:
-        trees = [checkpoint.item(item) for item in picked if info.items.get(item) == "tree"]
-        check_rename(options.rename, trees)
-    if options.rules is not None:
-        check_one_tree(picked, info)
-    restored = {item: _restore(checkpoint, item, like, options) for item, like in wanted.items()}
-    options.check_choice()
-    if info.owners:
-        options.before_giving()
-    return {
-        item: value.give(wanted[item]) if isinstance(value, State) else value
-        for item, value in restored.items()
-    }
-
-
-def check_one_tree(items: Sequence[str], info: CheckpointInfo) -> None:
-    """Raises ValueError unless one of these items is a tree: rules of surgery are for one."""
-    trees = [item for item in items if info.items.get(item) == "tree"]
-    if len(trees) != 1:
-        raise ValueError(
-            f"rules=: expected one tree to operate on, found {trees} in {info.path}; name one item"
-        )
-
-
-def restore_checkpoint(
-    checkpoint: CheckpointReader,
-    item: str = "state",
-    like: Any = None,
-    options: RestoreOptions | None = None,
-) -> Any:
-    """Restores one item of any layout: see `restore_items`."""
-    return restore_items(checkpoint, {item: like}, options or RestoreOptions())[item]
-
-
-def _restore(checkpoint: CheckpointReader, item: str, like: Any, options: RestoreOptions) -> Any:
-    """Returns one item; for an iterator the state that it is to have."""
-    info = checkpoint.info
-    own = options.per_process
-    item = pick_item(info, item)
-    kind = info.items.get(item)
-    if kind == "files" and is_iterator(like):
-        return _read_grain_state(like, checkpoint, item, own)
-    if kind == "files" or (kind is not None and isinstance(like, Files)):
-        check_files_like(info.path, item, kind, like)
-        return give_files(like, checkpoint.files(item, own), info.path)
-    if kind == "json":
-        check_json_like(info.path, item, like)
-        process = own.process if own and own.processes is None else 0
-        if item in info.owners or is_iterator(like):
-            process = owner_of(info.path, item, info.processes, own)
-        value = checkpoint.json(item, process)
-        return State(decode(value)) if is_iterator(like) else value
-    return _restore_tree(checkpoint, item, like, options)
-
-
-def _restore_tree(
-    checkpoint: CheckpointReader, item: str, like: Any, options: RestoreOptions
-) -> Any:
-    info = checkpoint.info
-    wanted = checkpoint.item(item)
-    shared = None
-    if isinstance(checkpoint, HoldfastCheckpoint):
-        shared = checkpoint.shared_reader(item, options.peers)
-    reader = shared or checkpoint.reader(item)
-    if options.rename is not None:
-        wanted, reader = renamed(wanted, reader, options.rename)
-    if options.rules is not None:
-        wanted, reader = operate(wanted, reader, options.rules)
-    is_spelled_so = info.layout == "holdfast" and options.rules is None
-    if not is_spelled_so and like is not None and like is not SAVED:
-        wanted, reader = _spelled_like(wanted, reader, like)
-    try:
-        values = restore_tree(reader, wanted, like, options)
-    except TreeMismatch as error:
-        error.path = error.path or info.path
-        raise
-    if shared is not None:
-        shared.finish()
-    return values
-
-
-def _read_grain_state(
-    like: Any, checkpoint: CheckpointReader, item: str, selection: PerProcessSelection | None
-) -> State:
-    """Returns the state that grain's handler wrote for a process.
-
-    Grain writes a file for each process.
-    """
-    files = {name: b"".join(pieces) for name, pieces in checkpoint.files(item)}
-    own = selection or PerProcessSelection(0)
-    pattern = rf"process_{own.process}-of-{own.processes or '[0-9]+'}\.json"
-    name = next((name for name in files if re.fullmatch(pattern, name)), None)
-    if name is None:
-        expected = f"process_{own.process}-of-{own.processes or 'N'}.json"
-        message = (
-            f"{checkpoint.info.path}: the item {item!r} has {_some(sorted(files)) or 'no files'},"
-            f" and none is process {own.process}'s; expected {expected}; process=... takes another"
-            " one's"
-        )
-        raise TreeMismatch(message, leaf=item, expected=expected)
-    text = files[name].decode()
-    return State(text.encode() if isinstance(like.get_state(), bytes) else json.loads(text))
-
-
-def _spelled_like(
-    item: ItemRecord, reader: ArrayReader, like: Any
-) -> tuple[ItemRecord, ArrayReader]:
-    """Lets flat names with dots match a flat `like` too, whose paths have the dots escaped."""
-    wanted = set(describe(like)[1])
-    spelled = tuple(replace(leaf, path=escape(leaf.path)) for leaf in item.leaves)
-    as_they_are = sum(leaf.path in wanted for leaf in item.leaves)
-    if as_they_are >= sum(leaf.path in wanted for leaf in spelled):
-        return item, reader
-    return replace(item, leaves=spelled), read_by_other_paths(reader, spelled, item.leaves)

@@ -133,21 +133,18 @@ def _tree_item(item: ItemRecord) -> ItemStructure:
     if any(leaf.per_process for leaf in item.leaves):
         item = leaves_of_process(item, PerProcessSelection.of(None, None))
     shardings: dict[int, Any] = {}  # by the description's identity: leaves share them
-    structs: dict[Any, tuple[Any, int]] = {}
-    described = [_describe(leaf, shardings, structs) for leaf in item.leaves]
-    tree = rebuild(item.tree, [struct for struct, _ in described])
-    return ItemStructure("tree", tree, sum(nbytes for _, nbytes in described))
+    structs: dict[Any, Any] = {}
+    tree = rebuild(item.tree, [_describe(leaf, shardings, structs) for leaf in item.leaves])
+    return ItemStructure("tree", tree, sum(leaf.nbytes for leaf in item.leaves))
 
 
-def _describe(
-    leaf: LeafRecord, shardings: dict[int, Any], structs: dict[Any, tuple[Any, int]]
-) -> tuple[Any, int]:
-    """Returns the description of an array and its size; equal ones are one object."""
+def _describe(leaf: LeafRecord, shardings: dict[int, Any], structs: dict[Any, Any]) -> Any:
+    """Returns the description of an array; equal ones are one object."""
     if leaf.grid is None:
-        return leaf.value, 0
+        return leaf.value
     key = (leaf.kind, leaf.shape, leaf.dtype, leaf.impl, id(leaf.sharding), leaf.weak)
     if key not in structs:
-        structs[key] = (_make_struct(leaf, shardings), leaf.nbytes)
+        structs[key] = _make_struct(leaf, shardings)
     return structs[key]
 
 

@@ -14,12 +14,11 @@ import json
 import logging
 import math
 import re
-import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -38,7 +37,7 @@ from ..restoring.restore import VerifyReport
 from ..storage.base import Entry
 from ..storage.path import StorePath
 from ..storage.threads import run_side_by_side
-from .base import CheckpointInfo, array_record, find_named, parsing, verify_by_reading
+from .base import CheckpointInfo, array_record, contents_of, find_named, parsing, verify_by_reading
 
 log = logging.getLogger("holdfast.checkpoint")
 INDEX = "model.safetensors.index.json"
@@ -88,6 +87,11 @@ def bits_of(dtype: Dtype) -> int:
     return _PACKED_BITS.get(dtype, 8 * dtype.itemsize)
 
 
+def nbytes_of(shape: Shape, dtype: Dtype) -> int:
+    """Returns the bytes that an array takes in a file."""
+    return math.prod(shape) * bits_of(dtype) // 8
+
+
 def unpack(data: bytes | bytearray, bits: int) -> HostArray:
     """Returns elements of so many bits as bytes, one each."""
     spread = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
@@ -114,15 +118,20 @@ class Tensor:
     dtype: Dtype
     unread: str = ""
 
+    @property
+    def stop(self) -> int:
+        """Where its bytes end in the file."""
+        return self.start + nbytes_of(self.shape, self.dtype)
 
-@dataclass(frozen=True)
-class RangeRead:
-    """One read: bytes of a file, from `offset` on, into `buffer`."""
+
+class RangeRead(NamedTuple):
+    """One read: bytes of a file, from `offset` on, into `buffer`, and what is done with them."""
 
     leaf: str
     file: str
     offset: int
     buffer: memoryview
+    then: Callable[[], None] | None = None
 
 
 class SafetensorsLayout:
@@ -226,60 +235,34 @@ class SafetensorsCheckpoint:
         _warn_of_left_out(path, left_out)
 
     def item(self, name: str) -> ItemRecord:
-        self._check_tree(name)
-        names = sorted(self._tensors)
+        tensors = find_named(self.info, {"state": self._tensors}, name)
+        names = sorted(tensors)
         tree = {"kind": "dict", "keys": names, "nodes": list(range(len(names)))}
-        leaves = [_leaf(name, self._tensors[name], self._folder) for name in names]
-        return ItemRecord("state", "tree", (), tree, tuple(leaves))
+        leaves = tuple(_leaf(each, tensors[each], self._folder) for each in names)
+        return ItemRecord("state", "tree", (), tree, leaves)
 
     def reader(self, name: str) -> SafetensorsArrays:
-        self._check_tree(name)
-        return SafetensorsArrays(self, self._tensors)
-
-    def _check_tree(self, name: str) -> None:
-        trees = [each for each, kind in self.info.items.items() if kind == "tree"]
-        find_named(self.info, dict.fromkeys(trees), name)
+        return SafetensorsArrays(self._folder, self._tensors)
 
     def json(self, name: str, process: int = 0) -> Any:
-        raise StepNotFound(f"{self._folder} has no JSON item '{name}'", path=str(self._folder))
+        return find_named(self.info, {}, name)
 
     def files(self, name: str, selection: PerProcessSelection | None = None) -> FileContents:
-        if name not in self.info.items or name != BESIDE:
-            raise StepNotFound(
-                f"{self._folder} has no item of files '{name}'", path=str(self._folder)
-            )
-        yield from _contents(self._folder, self._beside)
+        return contents_of(self._folder, find_named(self.info, {BESIDE: self._beside}, name))
 
     def verify(self) -> VerifyReport:
         return verify_by_reading(self, len({tensor.file for tensor in self._tensors.values()}))
 
-    def read(self, ranges: Sequence[RangeRead]) -> None:
-        """Does reads side by side; raises Corrupt naming file and leaf when a file ends early."""
-        shares = [ranges[first::THREADS] for first in range(THREADS)]
-        run_side_by_side(self._read_all, shares, THREADS)
-
-    def _read_all(self, ranges: Sequence[RangeRead]) -> None:
-        for each in ranges:
-            got = self._folder.read(each.file, each.offset, [each.buffer])
-            if got != len(each.buffer):
-                path = f"{self._folder}/{each.file}"
-                message = (
-                    f"{path} ends {len(each.buffer) - got} bytes before '{each.leaf}' does: it was"
-                    " cut off"
-                )
-                raise Corrupt(message, file=path, leaf=each.leaf)
-
 
 def _leaf(name: str, tensor: Tensor, folder: StorePath) -> LeafRecord:
     single = tuple(min(1, size) for size in tensor.shape)
-    kind = "unreadable" if tensor.unread else "array"
-    leaf = array_record(
-        name, kind, tensor.shape, tensor.dtype.name, impl=tensor.unread, chunk_shape=single
-    )
+    leaf = array_record(name, "array", tensor.shape, tensor.dtype.name, chunk_shape=single)
     if not tensor.unread:
         return leaf
     return replace(
         leaf,
+        kind="unreadable",
+        impl=tensor.unread,
         refusal=(
             f"{folder}/{tensor.file} has '{name}' as {tensor.unread}, a dtype that numpy and jax do"
             f" not have; leave it out: partial=lambda path: path != {name!r}, or rules={{{name!r}:"
@@ -291,27 +274,36 @@ def _leaf(name: str, tensor: Tensor, folder: StorePath) -> LeafRecord:
 class SafetensorsArrays:
     """Fills regions of tensors, asking for no byte that is not in one of them."""
 
-    def __init__(self, checkpoint: SafetensorsCheckpoint, tensors: Mapping[str, Tensor]) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, folder: StorePath, tensors: Mapping[str, Tensor]) -> None:
+        self._folder = folder
         self._tensors = tensors
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
         ranges: list[RangeRead] = []
-        unpacks: list[Callable[[], None]] = []
         for read in reads:
             tensor = self._tensors[read.leaf.path]
             memory = allocate(read.nbytes)
             read.lie_in(memory)
-            if read.nbytes and tensor.dtype in _PACKED_BITS:
-                for each, unpack_it in _packed_ranges(read, tensor, memory.data):
-                    ranges.append(each)
-                    unpacks.append(unpack_it)
-            elif read.nbytes:
-                ranges += _ranges_of(read, tensor, memory.data)
-        self._checkpoint.read(ranges)
-        for unpack_it in unpacks:
-            unpack_it()
+            if read.nbytes:
+                is_packed = tensor.dtype in _PACKED_BITS
+                ranges_of = _packed_ranges if is_packed else _ranges_of
+                ranges += ranges_of(read, tensor, memory.data)
+        shares = [ranges[first::THREADS] for first in range(THREADS)]
+        run_side_by_side(self._read_all, shares, THREADS)
+
+    def _read_all(self, ranges: Sequence[RangeRead]) -> None:
+        """Raises Corrupt, which names file and leaf, where a file ends early."""
+        for leaf, file, offset, buffer, then in ranges:
+            got = self._folder.read(file, offset, [buffer])
+            if got != len(buffer):
+                path = f"{self._folder}/{file}"
+                message = (
+                    f"{path} ends {len(buffer) - got} bytes before '{leaf}' does: it was cut off"
+                )
+                raise Corrupt(message, file=path, leaf=leaf)
+            if then is not None:
+                then()
 
 
 def _ranges_of(read: ReadRequest, tensor: Tensor, memory: memoryview) -> Iterator[RangeRead]:
@@ -325,10 +317,8 @@ def _ranges_of(read: ReadRequest, tensor: Tensor, memory: memoryview) -> Iterato
             done += size
 
 
-def _packed_ranges(
-    read: ReadRequest, tensor: Tensor, memory: memoryview
-) -> Iterator[tuple[RangeRead, Callable[[], None]]]:
-    """Yields reads of elements below a byte, and what puts each into a request's memory then."""
+def _packed_ranges(read: ReadRequest, tensor: Tensor, memory: memoryview) -> Iterator[RangeRead]:
+    """Yields reads of elements below a byte, which are put into a request's memory then."""
     bits = bits_of(tensor.dtype)
     done = 0
     for start, length in runs(tensor.shape, read.region, 1):
@@ -340,8 +330,13 @@ def _packed_ranges(
             data = bytearray(-(-stop * bits // 8) - offset)
             into = memory[done : done + stop - first]
             done += stop - first
-            place = RangeRead(read.leaf.path, tensor.file, tensor.start + offset, memoryview(data))
-            yield place, partial(_unpack_into, into, data, bits, first - begin)
+            yield RangeRead(
+                read.leaf.path,
+                tensor.file,
+                tensor.start + offset,
+                memoryview(data),
+                then=partial(_unpack_into, into, data, bits, first - begin),
+            )
 
 
 def _unpack_into(memory: memoryview, data: bytearray, bits: int, skip: int) -> None:
@@ -449,20 +444,7 @@ def files_beside(folder: StorePath) -> FileContents:
             " tokenizer",
             path=str(folder),
         )
-    return _contents(folder, names)
-
-
-def _contents(folder: StorePath, names: Iterable[str]) -> FileContents:
-    for name in names:
-        yield name, _pieces(folder, name)
-
-
-def _pieces(folder: StorePath, name: str) -> Iterator[memoryview]:
-    memory = memoryview(bytearray(RANGE_BYTES))
-    offset = 0
-    while got := folder.read(name, offset, [memory]):
-        yield memory[:got]
-        offset += got
+    return contents_of(folder, names)
 
 
 def _is_beside(name: str, models: Set[str]) -> bool:
@@ -497,10 +479,27 @@ def read_header(
     safetensors, HostileCheckpoint for one that no writer makes.
     """
     path = f"{folder}/{name}"
+    data = _read_json(folder, name, size)
+    first = 8 + len(data)
+    with parsing(path):
+        header = json.loads(data)
+        texts = header.pop("__metadata__", None) or {}
+        metadata = {str(key): str(value) for key, value in texts.items()}
+        tensors = {key: _tensor(path, name, first, key, value) for key, value in header.items()}
+    for key, tensor in tensors.items():
+        if size is not None and tensor.stop > size:
+            message = f"{path} is cut off: '{key}' ends at byte {tensor.stop}, the file has {size}"
+            raise Corrupt(message, file=path, leaf=key)
+    return tensors, metadata
+
+
+def _read_json(folder: StorePath, name: str, size: int | None) -> bytes:
+    """Returns the header of a file, without its length."""
+    path = f"{folder}/{name}"
     head = bytearray(8)
     if folder.read(name, 0, [memoryview(head)]) < 8:
         raise Corrupt(f"{path} is no safetensors file: it has less than 8 bytes", file=path)
-    (length,) = struct.unpack("<Q", head)
+    length = int.from_bytes(head, "little")
     if length > HEADER_LIMIT_BYTES:
         raise HostileCheckpoint(
             f"{path} claims a header of {length} bytes; at most {HEADER_LIMIT_BYTES} are read",
@@ -513,24 +512,11 @@ def read_header(
         )
     data = bytearray(length)
     folder.read(name, 8, [memoryview(data)])
-    with parsing(path):
-        header = json.loads(bytes(data))
-        texts = header.pop("__metadata__", None) or {}
-        metadata = {str(key): str(value) for key, value in texts.items()}
-        packed = {key: _tensor(path, key, value) for key, value in header.items()}
-    tensors = {}
-    for key, tensor in packed.items():
-        start = 8 + length + tensor.start
-        end = start + math.prod(tensor.shape) * bits_of(tensor.dtype) // 8
-        if size is not None and end > size:
-            message = f"{path} is cut off: '{key}' ends at byte {end}, the file has {size}"
-            raise Corrupt(message, file=path, leaf=key)
-        tensors[key] = replace(tensor, file=name, start=start)
-    return tensors, metadata
+    return bytes(data)
 
 
-def _tensor(path: str, key: str, value: Any) -> Tensor:
-    """Returns a tensor as a header describes it: it starts within the data of the file."""
+def _tensor(path: str, file: str, first: int, key: str, value: Any) -> Tensor:
+    """Returns a tensor as a header describes it; the data of the file begin at byte `first`."""
     name = value["dtype"]
     shape = tuple(int(n) for n in value["shape"])
     begin, end = (int(n) for n in value["data_offsets"])
@@ -546,8 +532,9 @@ def _tensor(path: str, key: str, value: Any) -> Tensor:
             f"{path} gives '{key}' {end - begin} bytes for the shape {shape} of {name}", file=path
         )
     if dtype is None:
-        return Tensor(path, begin, (end - begin,), np.dtype(np.uint8), unread=str(name))
-    return Tensor(path, begin, shape, dtype)
+        data = (end - begin,)
+        return Tensor(file, first + begin, data, np.dtype(np.uint8), unread=str(name))
+    return Tensor(file, first + begin, shape, dtype)
 
 
 def runs(
@@ -576,19 +563,18 @@ def runs(
 
 
 def header_of(
-    tensors: Mapping[str, tuple[Shape, Dtype]],
-    metadata: Mapping[str, str] | None = None,
+    tensors: Mapping[str, tuple[Shape, Dtype]], metadata: Mapping[str, str]
 ) -> tuple[bytes, list[str]]:
     """Returns the head of a file (its length included) and the order of the data.
 
     That order is by falling item size, and else the one that is given.
     """
     order = sorted(tensors, key=lambda name: -bits_of(tensors[name][1]))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for name in order:
         shape, dtype = tensors[name]
-        size = math.prod(shape) * bits_of(dtype) // 8
+        size = nbytes_of(shape, dtype)
         header[name] = {
             "dtype": NAMES[dtype],
             "shape": list(shape),
@@ -597,7 +583,7 @@ def header_of(
         offset += size
     data = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     data += b" " * (-(8 + len(data)) % ALIGN_BYTES)
-    return struct.pack("<Q", len(data)) + data, order
+    return len(data).to_bytes(8, "little") + data, order
 
 
 def split_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:

@@ -66,20 +66,23 @@ def check_conversion(conversion: Conversion, target: StorePath, to: str, *, is_n
         raise ValueError(f'there is no layout {to!r}: choose "holdfast", "orbax" or "safetensors"')
     if conversion.beside is not None and to != "safetensors":
         raise ValueError(f'beside= is for "safetensors", and not for "{to}": leave it out')
-    _refuse_unreadable(conversion.chosen)
+    _refuse_leaves(conversion.chosen, to)
     _refuse_full(conversion, target, to)
     if to != "holdfast":
-        _refuse_per_process_values(conversion.chosen, to)
         _refuse_others(conversion, to, is_named=is_named)
-    if to == "orbax":
-        _refuse_kept_json(conversion)
 
 
-def _refuse_unreadable(chosen: Mapping[str, Selected]) -> None:
+def _refuse_leaves(chosen: Mapping[str, Selected], to: str) -> None:
     for item, _ in chosen.values():
         for leaf in item.leaves:
             if leaf.kind == "unreadable":
                 raise UnsupportedLeaf(leaf.refusal, leaf=leaf.path, found=leaf.impl)
+            if to != "holdfast" and leaf.per_process and leaf.grid is None:
+                message = (
+                    f"'{leaf.path}' was kept per process, which {to} does not know; say whose copy"
+                    " to take (--process N)"
+                )
+                raise UnsupportedLeaf(message, leaf=leaf.path)
 
 
 def _refuse_full(conversion: Conversion, target: StorePath, to: str) -> None:
@@ -94,56 +97,33 @@ def _refuse_full(conversion: Conversion, target: StorePath, to: str) -> None:
         )
 
 
-def _refuse_per_process_values(chosen: Mapping[str, Selected], to: str) -> None:
-    for item, _ in chosen.values():
-        for leaf in item.leaves:
-            if leaf.per_process and leaf.grid is None:
-                message = (
-                    f"'{leaf.path}' was kept per process, which {to} does not know; say whose copy"
-                    " to take (--process N)"
-                )
-                raise UnsupportedLeaf(message, leaf=leaf.path)
-
-
 def _refuse_others(conversion: Conversion, to: str, *, is_named: bool) -> None:
-    """Raises UnsupportedLeaf for what has no place: files, unless they only lay beside tensors and
-    are not named, and JSON that is named.
+    """Raises UnsupportedLeaf for what has no place: files in Orbax's layout, unless they only lay
+    beside tensors and are not named, JSON in safetensors that is named, and copies of several
+    processes where the layout holds one.
     """
     info = conversion.checkpoint.info
-    what = {}
-    if to == "orbax" and (is_named or info.layout != "safetensors"):
-        what["files"] = "a folder of files"
-    elif to == "orbax" and "files" in conversion.others.values():
-        _log.warning(
-            "what lies beside the tensors of %s stays there: orbax holds no files. Copy its config"
-            ' and tokenizer, or convert to "holdfast", which takes them along',
-            info.path,
-        )
-    if to == "safetensors":
-        what |= {"json": "JSON"} if is_named else {}
-        for name, kind in conversion.others.items():
-            if kind == "files" and name in info.owners and conversion.process is None:
-                raise UnsupportedLeaf(
-                    f"the item '{name}' of {info.path} has files of each of"
-                    f" {info.owners[name]} processes, and safetensors holds one folder; say whose"
-                    " to take (--process N)",
-                    leaf=name,
-                )
     for name, kind in conversion.others.items():
-        if kind in what:
-            message = (
-                f"the item '{name}' of {conversion.checkpoint.info.path} is {what[kind]}, which"
-                f" {to} does not hold; name the items to take (--item NAME)"
+        is_file = kind == "files"
+        has_place = is_file == (to == "safetensors")  # orbax holds JSON
+        if to == "orbax" and is_file and not is_named and info.layout == "safetensors":
+            _log.warning(
+                "what lies beside the tensors of %s stays there: orbax holds no files. Copy its"
+                ' config and tokenizer, or convert to "holdfast", which takes them along',
+                info.path,
             )
-            raise UnsupportedLeaf(message, leaf=name)
-
-
-def _refuse_kept_json(conversion: Conversion) -> None:
-    owners = conversion.checkpoint.info.owners
-    for name, kind in conversion.others.items():
-        if kind == "json" and name in owners and conversion.process is None:
+        elif not has_place and (is_file or is_named):
+            what = "a folder of files" if is_file else "JSON"
             raise UnsupportedLeaf(
-                f"the item '{name}' has a value of each of {owners[name]} processes, and orbax"
-                " holds one; say whose to take (--process N)",
+                f"the item '{name}' of {info.path} is {what}, which {to} does not hold; name the"
+                " items to take (--item NAME)",
+                leaf=name,
+            )
+        elif has_place and name in info.owners and conversion.process is None:
+            what = "files" if is_file else "a value"
+            raise UnsupportedLeaf(
+                f"the item '{name}' of {info.path} has {what} of each of {info.owners[name]}"
+                f" processes, and {to} holds one {'folder' if is_file else 'value'}; say whose to"
+                " take (--process N)",
                 leaf=name,
             )

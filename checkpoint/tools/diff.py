@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -12,7 +13,8 @@ import numpy as np
 
 from ..arrays.dtypes import HostArray
 from ..format.record import LeafRecord
-from ..layouts.base import CheckpointInfo, CheckpointReader, read_leaves
+from ..format.values import encode_value
+from ..layouts.base import CheckpointReader, read_leaves
 from ..restoring.match import show_leaf
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.restore import allocate
@@ -70,68 +72,78 @@ Values: TypeAlias = Mapping[str, Shown]
 Read: TypeAlias = tuple[LeafRecord, HostArray]
 
 
+class _Side(NamedTuple):
+    """An item of one of the two checkpoints."""
+
+    checkpoint: CheckpointReader
+    item: str
+
+    @property
+    def what(self) -> str:
+        """Its kind, and how many processes keep a copy of their own."""
+        info = self.checkpoint.info
+        kind = info.items[self.item]
+        if self.item in info.owners:
+            return f"{kind} of each of {info.owners[self.item]} processes"
+        return kind
+
+
 def compare(a: CheckpointReader, b: CheckpointReader) -> Iterator[LeafDifference]:
     """Yields what differs between two checkpoints, item by item.
 
     Blocks. Raises Corrupt, which names file and leaf.
     """
-    items_a, items_b = _paired_items(a, b)
-    for name in sorted(items_a.keys() | items_b.keys()):
-        if name not in items_a or name not in items_b:
-            yield LeafDifference(name, "", "only in B" if name not in items_a else "only in A")
-            continue
-        item_a = items_a[name]
-        item_b = items_b[name]
-        kind = a.info.items[item_a]
-        other = b.info.items[item_b]
-        copies = a.info.copies(item_a)
-        if kind != other:
-            yield LeafDifference(name, "", "type", a=kind, b=other)
-            continue
-        if kind == "tree":
-            yield from _compare_trees(a, b, item_a, item_b)
-            continue
-        if copies != b.info.copies(item_b):
-            owned_a = _owned(kind, a.info, item_a)
-            yield LeafDifference(name, "", "type", a=owned_a, b=_owned(other, b.info, item_b))
-            continue
-        read = _json_values if kind == "json" else _digests
-        for owner in copies:
-            prefix = "" if owner is None else f"process {owner}: "
-            values_a = read(a, item_a, owner)
-            yield from _compare_values(name, prefix, values_a, read(b, item_b, owner))
+    called_in_b = _paired_items(a, b)
+    for name in sorted(a.info.items.keys() | called_in_b.keys()):
+        if name not in a.info.items:
+            yield LeafDifference(name, "", "only in B")
+        elif name not in called_in_b:
+            yield LeafDifference(name, "", "only in A")
+        else:
+            yield from _compare_items(_Side(a, name), _Side(b, called_in_b[name]))
 
 
-def _paired_items(
-    a: CheckpointReader, b: CheckpointReader
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the items of both by a common name.
+def _paired_items(a: CheckpointReader, b: CheckpointReader) -> dict[str, str]:
+    """Returns the items of `b` by the names that they have in `a`.
 
     Where each has one tree alone, these are compared whatever they are called.
     """
-    names_a = {name: name for name in a.info.items}
-    names_b = {name: name for name in b.info.items}
-    trees_a = [name for name, kind in a.info.items.items() if kind != "files"]
-    trees_b = [name for name, kind in b.info.items.items() if kind != "files"]
-    if len(trees_a) == len(trees_b) == 1 and trees_a != trees_b and trees_a[0] not in names_b:
-        names_b = {trees_a[0] if name == trees_b[0] else name: name for name in names_b}
-    return names_a, names_b
+    trees_a, trees_b = (
+        [name for name, kind in side.info.items.items() if kind != "files"] for side in (a, b)
+    )
+    called = {name: name for name in b.info.items}
+    if len(trees_a) == len(trees_b) == 1 and trees_a[0] not in called:
+        called[trees_a[0]] = called.pop(trees_b[0])
+    return called
 
 
-def _owned(kind: str, info: CheckpointInfo, item: str) -> str:
-    return f"{kind} of each of {info.owners[item]} processes" if item in info.owners else kind
+def _compare_items(a: _Side, b: _Side) -> Iterator[LeafDifference]:
+    item = a.item
+    if a.what != b.what:
+        yield LeafDifference(item, "", "type", a=a.what, b=b.what)
+        return
+    info = a.checkpoint.info
+    kind = info.items[item]
+    if kind == "tree":
+        yield from _compare_trees(a, b)
+        return
+    values_of = _json_values if kind == "json" else _digests
+    for owner in info.copies(item):
+        prefix = "" if owner is None else f"process {owner}: "
+        yield from _compare_values(item, prefix, values_of(a, owner or 0), values_of(b, owner or 0))
 
 
-def _json_values(checkpoint: CheckpointReader, item: str, owner: int | None) -> Values:
+def _json_values(side: _Side, process: int) -> Values:
     """Returns the one value, under the name ""."""
-    value = checkpoint.json(item, owner or 0)
-    return {"": Shown(value, repr(value)[:200])}
+    value = side.checkpoint.json(side.item, process)
+    # By its text: to Python 1, 1.0 and true are equal, and a NaN is not itself.
+    return {"": Shown(json.dumps(value, sort_keys=True), repr(value)[:200])}
 
 
-def _digests(checkpoint: CheckpointReader, item: str, owner: int | None) -> Values:
+def _digests(side: _Side, process: int) -> Values:
     """Returns the files' digests by their own names; a piece of a file at a time is in memory."""
     digests: dict[str, Shown] = {}
-    for name, pieces in checkpoint.files(item, PerProcessSelection(owner or 0)):
+    for name, pieces in side.checkpoint.files(side.item, PerProcessSelection(process)):
         digest = hashlib.blake2b()
         size = 0
         for piece in pieces:
@@ -144,70 +156,60 @@ def _digests(checkpoint: CheckpointReader, item: str, owner: int | None) -> Valu
 
 def _compare_values(item: str, prefix: str, a: Values, b: Values) -> Iterator[LeafDifference]:
     """Yields what differs between values by name."""
-    nothing = Shown(None, "")
     for name in sorted(a.keys() | b.keys()):
-        one = a.get(name, nothing)
-        other = b.get(name, nothing)
         path = f"{prefix}{name}"
-        if name not in a or name not in b:
-            what = "only in B" if name not in a else "only in A"
-            yield LeafDifference(item, path, what, a=one.text, b=other.text)
-        elif one.value != other.value:
+        if name not in a:
+            yield LeafDifference(item, path, "only in B", b=b[name].text)
+        elif name not in b:
+            yield LeafDifference(item, path, "only in A", a=a[name].text)
+        elif a[name].value != b[name].value:
             path = path.removesuffix(": ")
-            yield LeafDifference(item, path, "value", a=one.text, b=other.text)
+            yield LeafDifference(item, path, "value", a=a[name].text, b=b[name].text)
 
 
-def _compare_trees(
-    a: CheckpointReader, b: CheckpointReader, item_a: str, item_b: str
+def _compare_trees(a: _Side, b: _Side) -> Iterator[LeafDifference]:
+    item = a.item
+    leaves_a, leaves_b = (
+        {leaf.path: leaf for leaf in side.checkpoint.item(side.item).leaves} for side in (a, b)
+    )
+    pairs: list[tuple[LeafRecord, LeafRecord]] = []
+    for path in leaves_a | leaves_b:
+        if path not in leaves_b:
+            yield LeafDifference(item, path, "only in A", a=show_leaf(leaves_a[path]))
+        elif path not in leaves_a:
+            yield LeafDifference(item, path, "only in B", b=show_leaf(leaves_b[path]))
+        else:
+            one = leaves_a[path]
+            other = leaves_b[path]
+            unlike = _compare_kinds(item, one, other)
+            if unlike is not None:
+                yield unlike
+            elif one.grid is not None:
+                pairs.append((one, other))
+    yield from _compare_arrays(a, b, pairs)
+
+
+def _compare_arrays(
+    a: _Side, b: _Side, pairs: Sequence[tuple[LeafRecord, LeafRecord]]
 ) -> Iterator[LeafDifference]:
-    leaves_a = {leaf.path: leaf for leaf in a.item(item_a).leaves}
-    leaves_b = {leaf.path: leaf for leaf in b.item(item_b).leaves}
-    both: list[tuple[LeafRecord, LeafRecord]] = []
-    for path in [*leaves_a, *(path for path in leaves_b if path not in leaves_a)]:
-        one = leaves_a.get(path)
-        other = leaves_b.get(path)
-        unlike = _compare_kinds(item_a, path, one, other)
-        if unlike is not None:
-            yield unlike
-        elif one is not None and other is not None and one.grid is not None:
-            both.append((one, other))
-    yield from _compare_arrays(_arrays(a, item_a, both, 0), _arrays(b, item_b, both, 1), item_a)
-
-
-def _compare_arrays(a: Iterator[Read], b: Iterator[Read], item: str) -> Iterator[LeafDifference]:
-    for (one, array), (other, other_array) in zip(a, b, strict=True):
+    arrays_a = _arrays(a, [one for one, _ in pairs])
+    arrays_b = _arrays(b, [other for _, other in pairs])
+    for (one, array), (other, other_array) in zip(arrays_a, arrays_b, strict=True):
         gap = difference(array, other_array)
         if gap is not None:
-            shown = show_leaf(other)
-            found = LeafDifference(item, one.path, "value", a=show_leaf(one), b=shown)
+            found = LeafDifference(a.item, one.path, "value", a=show_leaf(one), b=show_leaf(other))
             yield _by(found, gap, array.size)
 
 
-def _arrays(
-    checkpoint: CheckpointReader,
-    item: str,
-    pairs: Sequence[tuple[LeafRecord, LeafRecord]],
-    side: int,
-) -> Iterator[Read]:
-    """Yields the arrays of one side of all pairs."""
-    leaves = [pair[side] for pair in pairs]
-    reader = checkpoint.reader(item)
+def _arrays(side: _Side, leaves: Sequence[LeafRecord]) -> Iterator[Read]:
+    reader = side.checkpoint.reader(side.item)
     return read_leaves(reader, leaves, batch_bytes=BATCH_BYTES, allocate=allocate)
 
 
-def _compare_kinds(
-    item: str, path: str, a: LeafRecord | None, b: LeafRecord | None
-) -> LeafDifference | None:
-    if b is None:
-        assert a is not None
-        return LeafDifference(item, path, "only in A", a=show_leaf(a))
-    if a is None:
-        return LeafDifference(item, path, "only in B", b=show_leaf(b))
+def _compare_kinds(item: str, a: LeafRecord, b: LeafRecord) -> LeafDifference | None:
+    """Returns how two leaves differ by their records alone, and None where their arrays say it."""
     if a.grid is None and b.grid is None:
-        same_type = type(a.value) is type(b.value)
-        if same_type and (a.value == b.value or repr(a.value) == repr(b.value)):
-            return None
-        return _compare_numbers(item, path, a.value, b.value)
+        return None if _exact(a.value) == _exact(b.value) else _compare_numbers(item, a, b)
     if a.grid is None or b.grid is None:
         what = "type"
     elif a.shape != b.shape:
@@ -216,17 +218,23 @@ def _compare_kinds(
         what = "dtype"
     else:
         return None
-    return LeafDifference(item, path, what, a=show_leaf(a), b=show_leaf(b))
+    return LeafDifference(item, a.path, what, a=show_leaf(a), b=show_leaf(b))
 
 
-def _compare_numbers(item: str, path: str, a: Any, b: Any) -> LeafDifference:
+def _exact(value: Any) -> Any:
+    """Returns what is equal for values of Python's that are the same, or of each process's."""
+    return [*map(encode_value, value)] if isinstance(value, tuple) else encode_value(value)
+
+
+def _compare_numbers(item: str, a: LeafRecord, b: LeafRecord) -> LeafDifference:
     """Returns how two values of Python's differ: numbers by how much."""
-    gap = None
-    if type(a) is type(b) and isinstance(a, int | float):
+    found = LeafDifference(item, a.path, "value", a=repr(a.value)[:80], b=repr(b.value)[:80])
+    if type(a.value) is type(b.value) and isinstance(a.value, int | float):
         with contextlib.suppress(OverflowError):  # an int that no float holds
-            gap = difference(np.array([a], np.float64), np.array([b], np.float64))
-    found = LeafDifference(item, path, "value", a=repr(a)[:80], b=repr(b)[:80])
-    return found if gap is None else _by(found, gap, 1)
+            one, other = (np.array([leaf.value], np.float64) for leaf in (a, b))
+            gap = difference(one, other)
+            return found if gap is None else _by(found, gap, 1)
+    return found
 
 
 def _by(found: LeafDifference, gap: Gap, size: int) -> LeafDifference:

@@ -6,17 +6,18 @@ In a folder of a POSIX file system files get second names; elsewhere they are co
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..format.record import fetch_record, parse_record
 from ..steps.claims import FOLDER, this_writer, writer_of
 from ..steps.object_claims import open_claims
-from ..storage.base import NameTaken
+from ..storage.base import NameTaken, Storage
 from ..storage.path import StorePath
 from ..storage.tombstone import RECORD_NAME, sealed_json
 
@@ -50,7 +51,7 @@ class _MergedItem:
         self.shardings += other["shardings"]
         self.statics |= other.get("statics", {})
         self.files += other["files"]
-        self.tree = _merge(self.tree, _shifted(other["tree"], first), ())
+        self.tree = _merge(self.tree, _renumbered(other["tree"], lambda leaf: leaf + first), ())
 
     def to_json(self) -> dict[str, Any]:
         """Returns the item as a record has it: leaves in the order of the tree."""
@@ -58,7 +59,7 @@ class _MergedItem:
         new = {old: number for number, old in enumerate(order)}
         return {
             "kind": "tree",
-            "tree": _renumbered(self.tree, new),
+            "tree": _renumbered(self.tree, new.__getitem__),
             "leaves": [self.leaves[old] for old in order],
             "cells": self.runs,
             "shardings": self.shardings,
@@ -84,15 +85,11 @@ def _is_dict(node: Any) -> bool:
     return isinstance(node, dict) and node["kind"] == "dict"
 
 
-def _shifted(node: Any, by: int) -> Any:
-    return _renumbered(node, {number: number + by for number in _numbers(node)})
-
-
-def _renumbered(node: Any, new: dict[int, int]) -> Any:
+def _renumbered(node: Any, new: Callable[[int], int]) -> Any:
     if node is None:
         return None
     if isinstance(node, int):
-        return new[node]
+        return new(node)
     return node | {"nodes": [_renumbered(child, new) for child in node["nodes"]]}
 
 
@@ -117,6 +114,20 @@ def merge_checkpoints(
     storage = target.storage
     parts = [StorePath(storage, os.path.relpath(path, storage.root)) for path in paths]
     records = [json.loads(fetch_record(storage, part.name)) for part in parts]
+    data = _merged(records, item, metadata)
+    merged = parse_record(data, f"{target}/{RECORD_NAME}")
+    with _claimed(storage, records) as claim:
+        try:
+            for part, record in zip(parts, records, strict=True):
+                _link_files(part, target, record["items"][item]["files"])
+            storage.commit((target / RECORD_NAME).name, data, claim)
+        except NameTaken:
+            storage.delete([(target / name).name for name in merged.file_names()])
+            raise
+
+
+def _merged(records: Sequence[dict[str, Any]], item: str, metadata: Any) -> bytes:
+    """Returns the record of all parts as one."""
     merged = _MergedItem()
     for record in records:
         merged.add(record["items"][item])
@@ -127,22 +138,21 @@ def merge_checkpoints(
         "items": {item: merged.to_json()},
     }
     del about["crc32c"]
-    data = sealed_json(about)
-    parse_record(data, f"{target}/{RECORD_NAME}")
+    return sealed_json(about)
+
+
+@contextlib.contextmanager
+def _claimed(storage: Storage, records: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Holds a claim to commit by, and those of the parts' writers: by these no sweep takes the
+    files for those of dead writers.
+    """
     claims = open_claims(storage)
     me = this_writer()
-    # By these no sweep takes the files for those of dead writers.
     holders = [me, *(replace(me, id=writer_of(record["writer"])) for record in records)]
     for writer in holders:
         claims.take(writer)
     try:
-        for part, record in zip(parts, records, strict=True):
-            _link_files(part, target, record["items"][item]["files"])
-        storage.commit((target / RECORD_NAME).name, data, me.claim)
-    except NameTaken:
-        taken = about["items"][item]["files"]
-        storage.delete([(target / file[0]).name for file in taken])
-        raise
+        yield me.claim
     finally:
         for writer in holders:
             claims.fence(writer.id)

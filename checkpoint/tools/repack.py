@@ -139,17 +139,9 @@ def _groups(
 
 def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_NewFile]]) -> None:
     """Puts the new files into the record of an item, and for each leaf where its chunks are."""
-    new = [file for parts in files for file in parts]
-    about["files"] = [file.entry for file in new]
+    about["files"] = [file.entry for parts in files for file in parts]
     firsts = list(itertools.accumulate(map(len, files), initial=0))
-    # By the old file too: a later save may have written a chunk anew, and its old one is still
-    # in a file that was linked.
-    of_chunk = {
-        (old, chunk): firsts[old] + number
-        for old, parts in enumerate(files)
-        for number, file in enumerate(parts)
-        for chunk in file.chunks
-    }
+    of_chunk = _files_of_chunks(files, firsts)
     tables: dict[bytes, int] = {}
     about["cells"] = []
     for leaf, facts in zip(item.leaves, about["leaves"], strict=True):
@@ -161,6 +153,20 @@ def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_
             tables[key] = len(about["cells"])
             about["cells"].append(chunk_runs(where))
         facts["cells"] = tables[key]
+
+
+def _files_of_chunks(
+    files: Sequence[Sequence[_NewFile]], firsts: Sequence[int]
+) -> dict[tuple[int, str], int]:
+    """Returns the new files of chunks, by their names and by the old file too: a later save may
+    have written a chunk anew, and its old one is still in a file that was linked.
+    """
+    return {
+        (old, chunk): firsts[old] + number
+        for old, parts in enumerate(files)
+        for number, file in enumerate(parts)
+        for chunk in file.chunks
+    }
 
 
 def _places(

@@ -116,7 +116,7 @@ def test_iterators_of_grain_in_roots_of_orbax_go_on(tmp_path: Path) -> None:
     file.rename(file.with_name("process_0-of-4.json"))
     with pytest.raises(
         TreeMismatch,
-        match=r"has .*process_0-of-4\.json, and none is process 0's; expected process_0-of-1\.json",
+        match=r"has 'process_0-of-4\.json', and none is process 0's; expected process_0-of-1\.json",
     ):
         load(tmp_path / "orbax", shuffled(), item="data")
     assert load(tmp_path / "orbax", other, item="data", process=0) is other and list(other) == rest

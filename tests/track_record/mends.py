@@ -258,9 +258,9 @@ MENDS = (
         mended="2026-11-27",
         wrong="load(root) gave a model.safetensors beside the steps, and not the newest step.",
         file="checkpoint/layouts/detect.py",
-        text="return found\n        whole = layout_of(StorePath(self.storage))",
-        instead="pass\n        whole = layout_of(StorePath(self.storage))\n"
-        '        return ("", whole) if whole else found',
+        text="return found\n    whole = layout_of(StorePath(storage))",
+        instead="pass\n    whole = layout_of(StorePath(storage))\n"
+        '    return ("", whole) if whole else found',
         found_by="tests/checkpoint/layouts/test_detect.py::test_own_steps_come_before_what_lies_beside_them",
     ),
     Mend(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -41,9 +41,8 @@ class OrbaxItem:
     read.
     """
 
-    def __init__(self, name: str, folder: StorePath, context: Any, handler: str = "") -> None:
+    def __init__(self, name: str, folder: StorePath, context: Any, handler: str) -> None:
         self._folder = folder
-        self._handler = handler
         self._context = context
         self._files = folder.names()
         about = self._metadata()
@@ -52,16 +51,18 @@ class OrbaxItem:
         self._meta_name = "zarr.json" if about.use_zarr3 else ".zarray"
         self._base = self._find_base(about)
         self._stores: dict[str, Any] = {}
-        self._descriptions: dict[int, _Description] = {}
         self._names: dict[str, str] = {}  # what a leaf's array is called, by the leaf's path
-        asked = self._ask_specs([leaf.name for leaf in about.leaves if _has_data(leaf)])
+        asked = self._ask_arrays([leaf.name for leaf in about.leaves if _has_data(leaf)])
         # tensorstore reads meanwhile
-        tree, paths, order = self._tree(about)
-        shardings = self._shardings()
-        strings = self._optional_json(orbax.STRINGS)
-        prng = self._prng_implementations()
-        self._specs = self._array_specs(asked)
-        records = self._records(about, strings, prng, shardings)
+        is_single = not handler.endswith(orbax.TREE_HANDLERS) and about.is_single
+        tree, paths, order = self._tree(about, is_single=is_single)
+        self._shardings = orbax.read_shardings(optional_json(folder, self._files, orbax.SHARDING))
+        self._strings = optional_json(folder, self._files, orbax.STRINGS)
+        self._prng = self._prng_implementations()
+        self._arrays = self._described(asked)
+        records = self._records(about.leaves)
+        if is_single and records and folder.basename == "jax_random_key":
+            records = [self._random_key(records[0])]
         self.record = ItemRecord(name, "tree", (), tree, self._placed(records, paths, order))
 
     def _metadata(self) -> orbax.TreeMetadata:
@@ -91,12 +92,9 @@ class OrbaxItem:
             )
         return {"driver": "ocdbt", "base": base}
 
-    def _shardings(self) -> dict[str, Any]:
-        if orbax.SHARDING not in self._files:
-            return {}
-        return orbax.parse_shardings(self._folder.fetch(orbax.SHARDING), orbax.SHARDING)
-
-    def _tree(self, about: orbax.TreeMetadata) -> tuple[Any, list[str], list[int]]:
+    def _tree(
+        self, about: orbax.TreeMetadata, *, is_single: bool
+    ) -> tuple[Any, list[str], list[int]]:
         """Returns the description of the tree, and its leaves' paths and numbers in flatten order.
 
         The numbers are those among `_records`.
@@ -106,45 +104,26 @@ class OrbaxItem:
             leaf.keys: orbax.empty_value(leaf.value_type) if leaf.empty else next(numbers)
             for leaf in about.leaves
         }
-        tree: Any = (
-            next(iter(values.values())) if self._is_single(about) else orbax.build_tree(values)
-        )
+        tree: Any = next(iter(values.values())) if is_single else orbax.build_tree(values)
         if self._folder.basename == "np_random_key":
             tree = tuple(tree)
         return *describe(tree), flatten(tree)[0]
 
-    def _records(
-        self,
-        about: orbax.TreeMetadata,
-        strings: Mapping[str, Any],
-        prng: Mapping[str, str],
-        shardings: Mapping[str, Any],
-    ) -> list[LeafRecord]:
+    def _records(self, leaves: Sequence[orbax.StoredLeaf]) -> list[LeafRecord]:
         """Returns the leaves that have a value, by their arrays' names."""
-        scalars = self._scalars(
-            [leaf.name for leaf in about.leaves if _has_data(leaf) and leaf.value_type == "scalar"]
-        )
+        there = [leaf for leaf in leaves if not leaf.empty]
+        scalars = self._scalars([leaf.name for leaf in there if leaf.value_type == "scalar"])
         records: list[LeafRecord] = []
-        for leaf in about.leaves:
+        for leaf in there:
             name = leaf.name
-            if leaf.empty:
-                continue
             if leaf.value_type == "string":
-                records.append(self._string(name, strings))
-            elif leaf.value_type == "scalar" and name in scalars:
+                records.append(self._string(name))
+            elif name in scalars:
                 records.append(LeafRecord(name, type(scalars[name]).__name__, value=scalars[name]))
             else:
                 kind = "numpy" if leaf.value_type in ("np.ndarray", "scalar") else "array"
-                records.append(self._array(name, kind, prng.get(name, ""), shardings.get(name)))
-        if self._is_single(about) and records and self._folder.basename == "jax_random_key":
-            return [self._random_key(records[0])]
+                records.append(self._array(name, kind))
         return records
-
-    def _is_single(self, about: orbax.TreeMetadata) -> bool:
-        """Says whether an item is one array, which Orbax keeps under a name of its own."""
-        if self._handler.endswith(orbax.TREE_HANDLERS):
-            return False  # it is a dict with a key of that name
-        return [leaf.keys for leaf in about.leaves] == [(("checkpoint", False),)]
 
     def _placed(
         self, records: Sequence[LeafRecord], paths: Sequence[str], order: Sequence[int]
@@ -158,17 +137,15 @@ class OrbaxItem:
 
     def _random_key(self, leaf: LeafRecord) -> LeafRecord:
         folder = StorePath(self._folder.storage, f"{self._folder.name}_metadata")
-        if "metadata" not in folder.names():
-            return leaf
-        about = orbax.parse_json(folder.fetch("metadata"), f"{folder}/metadata")
+        about = optional_json(folder, folder.names(), "metadata")
         if not about.get("typed"):
             return leaf
         usual = "rbg" if leaf.shape[-1:] == (4,) else "threefry2x32"
         impl = orbax.prng_name(about.get("impl") or leaf.impl or usual)
         return replace(leaf, kind="key", impl=impl)
 
-    def _string(self, name: str, strings: Mapping[str, Any]) -> LeafRecord:
-        value: Any = strings
+    def _string(self, name: str) -> LeafRecord:
+        value: Any = self._strings
         for key in name.split("/"):  # a name is a JSON pointer there
             value = value.get(key) if isinstance(value, dict) else None
         if not isinstance(value, str):
@@ -180,44 +157,28 @@ class OrbaxItem:
             )
         return LeafRecord(name, "str", value=value)
 
-    def _array(self, name: str, kind: str, impl: str, sharding: Any) -> LeafRecord:
-        shape, dtype, grid = self._described(name)
-        if kind != "array":
-            sharding = None
+    def _array(self, name: str, kind: str) -> LeafRecord:
+        shape, dtype, grid = self._arrays[name]
+        sharding = self._shardings.get(name) if kind == "array" else None
         if sharding is not None and len(sharding.get("spec", ())) > len(shape):
             # As jax takes it: P(None) of a scalar.
             sharding = sharding | {"spec": sharding["spec"][: len(shape)]}
+        impl = self._prng.get(name, "")
         if impl:
             kind = "key"
         return LeafRecord(name, kind, dtype, shape, impl=impl, sharding=sharding, grid=grid)
 
-    def _described(self, name: str) -> _Description:
-        """Returns shape, dtype and chunks of an array; many have one description."""
-        spec = self._specs[name]
-        if id(spec) not in self._descriptions:
-            file = f"{self._folder}/{name}/{self._meta_name}"
-            self._descriptions[id(spec)] = _describe(spec, file, name)
-        return self._descriptions[id(spec)]
-
     def _scalars(self, names: Sequence[str]) -> dict[str, bool | int | float]:
         """Reads all Python numbers at once; those that Python has no type for are left out."""
-        arrays = {
-            name: np.empty((), dtype_named(self._described(name)[1]))
-            for name in names
-            if self._described(name)[0] == ()
-        }
-        self._read([(name, (), array) for name, array in arrays.items()])
-        return {
-            name: array.item()
-            for name, array in arrays.items()
-            if isinstance(array.item(), (bool, int, float))
-        }
-
-    def _optional_json(self, name: str) -> dict[str, Any]:
-        if name not in self._files:
-            return {}
-        value = orbax.parse_json(self._folder.fetch(name), f"{self._folder}/{name}")
-        return value if isinstance(value, dict) else {}
+        described = [(name, self._arrays[name]) for name in names]
+        arrays = [
+            (name, (), np.empty((), dtype_named(about.dtype)))
+            for name, about in described
+            if about.shape == ()
+        ]
+        self._read(arrays)
+        values = {name: array.item() for name, _, array in arrays}
+        return {name: each for name, each in values.items() if isinstance(each, bool | int | float)}
 
     def _prng_implementations(self) -> dict[str, str]:
         implementations: dict[str, str] = {}
@@ -228,7 +189,7 @@ class OrbaxItem:
                 implementations |= about
         return implementations
 
-    def _ask_specs(self, wanted: Sequence[str]) -> dict[str, Any]:
+    def _ask_arrays(self, wanted: Sequence[str]) -> dict[str, Any]:
         """Begins to read the zarr metadata of all arrays, side by side; returns the futures."""
         if not wanted:
             return {}
@@ -238,14 +199,14 @@ class OrbaxItem:
             for name in wanted
         }
 
-    def _array_specs(self, pending: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the zarr metadata of all arrays; blocks for what was asked."""
-        specs = {}
-        known: dict[bytes, Any] = {}  # most arrays of a tree are described like another one
-        for name, future in pending.items():
+    def _described(self, asked: Mapping[str, Any]) -> dict[str, _Description]:
+        """Returns how all arrays lie; blocks for what was asked."""
+        found = {}
+        known: dict[bytes, _Description] = {}  # most arrays of a tree are like another one
+        for name, future in asked.items():
             value = self._done(name, future)
+            file = f"{self._folder}/{name}/{self._meta_name}"
             if value.state != "value":
-                file = f"{self._folder}/{name}/{self._meta_name}"
                 message = (
                     f"{file} is missing: {orbax.TREE_METADATA} names the leaf '{name}', but its"
                     " array is not there"
@@ -253,22 +214,20 @@ class OrbaxItem:
                 raise Corrupt(message, file=file, leaf=name)
             data = value.value
             if data not in known:
-                known[data] = orbax.parse_json(data, f"{self._folder}/{name}/{self._meta_name}")
-            specs[name] = known[data]
-        return specs
+                known[data] = _describe(orbax.parse_json(data, file), file, name)
+            found[name] = known[data]
+        return found
 
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
         regions = []
         for read in reads:
-            leaf = read.leaf
-            shape = read.shape
             read.lie_in(allocate(read.nbytes))
             if read.array is not None and read.array.size:
                 index: tuple[slice, ...] = ()
-                if shape != leaf.shape:
+                if read.shape != read.leaf.shape:
                     index = tuple(slice(start, stop) for start, stop in read.region)
-                regions.append((self._names[leaf.path], index, read.array))
+                regions.append((self._names[read.leaf.path], index, read.array))
         self._read(regions)
 
     def _read(self, regions: Sequence[tuple[str, tuple[slice, ...], HostArray]]) -> None:
@@ -281,19 +240,14 @@ class OrbaxItem:
         pending = []
         for name, index, array in regions:
             store = self._stores[name][index] if index else self._stores[name]
-            pending.append(
-                (
-                    name,
-                    ts.array(array, context=self._context).write(
-                        store, can_reference_source_data_indefinitely=True
-                    ),
-                )
-            )
+            memory = ts.array(array, context=self._context)
+            future = memory.write(store, can_reference_source_data_indefinitely=True)
+            pending.append((name, future, array.nbytes))
         storage = self._folder.storage
-        for (name, future), (_, _, array) in zip(pending, regions, strict=True):
+        for name, future, nbytes in pending:
             self._done(name, future)
             if isinstance(storage, CountingStorage):
-                storage.on_bytes(array.nbytes)
+                storage.on_bytes(nbytes)
 
     def _opening(self, name: str) -> Any:
         inside = "" if self._base["driver"] == "ocdbt" else self._base["path"]
@@ -316,6 +270,12 @@ class OrbaxItem:
             raise Corrupt(
                 message, path=str(self._folder), file=str(self._folder), leaf=name
             ) from error
+
+
+def optional_json(folder: StorePath, names: Container[str], file: str) -> dict[str, Any]:
+    """Returns the JSON object in a file, if it is among a folder's names; else an empty one."""
+    value = orbax.parse_json(folder.fetch(file), f"{folder}/{file}") if file in names else {}
+    return value if isinstance(value, dict) else {}
 
 
 def kvstore_of(folder: StorePath) -> dict[str, Any]:
@@ -388,14 +348,9 @@ def _describe(spec: Any, file: str, leaf: str) -> _Description:
 
 def _chunk_of(spec: Any, shape: Shape) -> Shape | None:
     try:
-        chunk = tuple(
-            int(size)
-            for size in (
-                spec["chunks"]
-                if "chunks" in spec
-                else spec["chunk_grid"]["configuration"]["chunk_shape"]
-            )
-        )
+        is_v2 = "chunks" in spec
+        cuts = spec["chunks"] if is_v2 else spec["chunk_grid"]["configuration"]["chunk_shape"]
+        chunk = tuple(int(size) for size in cuts)
     except (KeyError, TypeError, ValueError):
         return None  # tensorstore says what is wrong when it is read
     fits = len(chunk) == len(shape) and all(

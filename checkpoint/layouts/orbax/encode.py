@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -73,26 +74,20 @@ def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
     check_leaf(path, value)
     if type(value) in PYTHON_TYPES:
         return LeafRecord(path, type(value).__name__, value=value), None
-    if not isinstance(value, jax.Array):
-        shape = tuple(value.shape)
-        grid = Grid(shape, shape, shape)
-        return LeafRecord(path, "numpy", value.dtype.name, shape, grid=grid), value
-    kind = "array"
+    kind = "numpy"
     impl = ""
-    if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
-        kind = "key"
-        impl = str(jax.random.key_impl(value))
-        value = jax.random.key_data(value)
+    sharding = None
+    if isinstance(value, jax.Array):
+        kind = "array"
+        if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+            kind = "key"
+            impl = str(jax.random.key_impl(value))
+            value = jax.random.key_data(value)
+        sharding = describe_sharding(value.sharding, value.ndim)
     shape = tuple(value.shape)
-    leaf = LeafRecord(
-        path,
-        kind,
-        np.dtype(value.dtype).name,
-        shape,
-        impl=impl,
-        sharding=describe_sharding(value.sharding, len(shape)),
-        grid=Grid(shape, shape, shape),
-    )
+    grid = Grid(shape, shape, shape)
+    dtype = np.dtype(value.dtype).name
+    leaf = LeafRecord(path, kind, dtype, shape, impl=impl, sharding=sharding, grid=grid)
     return leaf, value
 
 
@@ -152,12 +147,10 @@ def chunk_shape(leaf: LeafRecord) -> list[int]:
 def _chunk_shape(shape: Shape, itemsize: int) -> Shape:
     """Returns chunks of at most CHUNK_BYTES, cut along leading axes."""
     chunk = list(shape)
-    for axis in range(len(chunk)):
-        rest = itemsize
-        for size in chunk[axis + 1 :]:
-            rest *= size
-        chunk[axis] = max(1, min(chunk[axis], CHUNK_BYTES // rest))
-        if chunk[axis] * rest <= CHUNK_BYTES and chunk[axis] > 1:
+    for axis, size in enumerate(shape):
+        row_bytes = math.prod(shape[axis + 1 :]) * itemsize
+        chunk[axis] = max(1, min(size, CHUNK_BYTES // row_bytes))
+        if chunk[axis] > 1:
             break
     return tuple(chunk)
 

@@ -4,7 +4,8 @@ describes the layout.
 
 from __future__ import annotations
 
-import binascii
+import base64
+import contextlib
 import json
 import math
 import re
@@ -65,6 +66,13 @@ class TreeMetadata:
     use_ocdbt: bool | None
     use_zarr3: bool
     fills: bool
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one array, which Orbax keeps under a name of its own, or a dict with a key
+        of that name.
+        """
+        return [leaf.keys for leaf in self.leaves] == [(("checkpoint", False),)]
 
 
 def parse_json(data: bytes, file: str) -> Any:
@@ -164,22 +172,17 @@ def prng_name(implementation: Any) -> str:
     return _PRNG_TAGS.get(implementation, str(implementation))
 
 
-def parse_shardings(data: bytes, file: str) -> dict[str, Any]:
+def read_shardings(coded: Mapping[str, Any]) -> dict[str, Any]:
     """Returns each leaf's saved sharding, by its name, as our own record says it; leaves that it
-    cannot be read for are left out.
+    cannot be read for are left out. `coded` is the content of `_sharding`.
     """
-    value = parse_json(data, file)
     found: dict[str, Any] = {}
     known: dict[str, Any] = {}  # most leaves have the sharding of another one
-    for coded, text in value.items() if isinstance(value, dict) else ():
-        try:
+    for name, text in coded.items():
+        with contextlib.suppress(ValueError, TypeError):
             if text not in known:
                 known[text] = read_sharding(json.loads(text))
-            found[binascii.a2b_base64(coded.replace("-", "+").replace("_", "/")).decode()] = known[
-                text
-            ]
-        except (ValueError, TypeError):
-            continue
+            found[base64.urlsafe_b64decode(name).decode()] = known[text]
     return found
 
 

@@ -9,25 +9,22 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import Corrupt, HostileCheckpoint, StepNotFound
+from ...errors import Corrupt, HostileCheckpoint
 from ...format.own_files import FileContents, is_own_name
 from ...format.record import ItemRecord
 from ...restoring.per_process import PerProcessSelection
 from ...restoring.restore import VerifyReport
 from ...storage.base import Entry
 from ...storage.path import StorePath
-from ..base import CheckpointInfo, parsing, verify_by_reading
+from ..base import CheckpointInfo, contents_of, find_named, parsing, verify_by_reading
 from . import metadata as orbax
-from .arrays import OrbaxItem, context_of
+from .arrays import OrbaxItem, context_of, optional_json
 
 _NESTED = ("jax_random_key", "np_random_key")  # the folder inside an item of a random key
+_OF_CHECKPOINT = {orbax.CHECKPOINT_METADATA, orbax.MARKER}
+_OF_TREE = {orbax.TREE_METADATA, orbax.MANIFEST}
 # What lies in the folder of one item, and in none of several.
-_DIRECT = {
-    orbax.TREE_METADATA,
-    orbax.MANIFEST,
-    "jax_random_key_metadata/",
-    "np_random_key_metadata/",
-}
+_DIRECT = {*_OF_TREE, *(f"{nested}_metadata/" for nested in _NESTED)}
 
 
 class OrbaxLayout:
@@ -39,20 +36,13 @@ class OrbaxLayout:
     def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
         if orbax.TEMPORARY in folder.basename:
             return False
-        if (
-            orbax.CHECKPOINT_METADATA in names
-            or orbax.MARKER in names
-            or orbax.TREE_METADATA in names
-            or orbax.MANIFEST in names
-        ):
-            return (
-                not folder.storage.root.startswith(("gs://", "gcs_grpc://"))
-                or orbax.COMMITTED in names
-            )
+        if not (_OF_CHECKPOINT | _OF_TREE).isdisjoint(names):
+            is_gcs = folder.storage.root.startswith(("gs://", "gcs_grpc://"))
+            return orbax.COMMITTED in names or not is_gcs
         folders = [name[:-1] for name in names if name.endswith("/")]
         numbered = [name for name in folders if orbax.step_of(name) is not None]
         has_items = any(
-            not {orbax.TREE_METADATA, orbax.MANIFEST}.isdisjoint((folder / name).names())
+            not _OF_TREE.isdisjoint((folder / name).names())
             for name in folders
             if name not in numbered
         )
@@ -95,27 +85,17 @@ class OrbaxCheckpoint:
         return found
 
     def _deleted(self, names: Mapping[str, Entry]) -> set[str]:
-        if orbax.DELETION not in names:
-            return set()
-        value = orbax.parse_json(
-            self._folder.fetch(orbax.DELETION), f"{self._folder}/{orbax.DELETION}"
-        )
-        text = json.dumps(value)
+        text = json.dumps(optional_json(self._folder, names, orbax.DELETION))
         return {name[:-1] for name in names if name.endswith("/") and f'"{name[:-1]}"' in text}
 
     def _read_info(self, names: Mapping[str, Entry]) -> CheckpointInfo:
-        about: Any = {}
-        if orbax.CHECKPOINT_METADATA in names:
-            about = orbax.parse_json(
-                self._folder.fetch(orbax.CHECKPOINT_METADATA),
-                f"{self._folder}/{orbax.CHECKPOINT_METADATA}",
-            )
-        about = about if isinstance(about, dict) else {}
+        about = optional_json(self._folder, names, orbax.CHECKPOINT_METADATA)
         # By item, or of the only one.
         self._handlers: Any = about.get("item_handlers") or {}
         metrics = about.get("metrics") or {}
-        if not metrics and self._folders.get("metrics", (None, ""))[1] == "json":
-            metrics = self.json("metrics")
+        where, kind = self._folders.get("metrics", (self._folder, ""))
+        if not metrics and kind == "json":
+            metrics = _read_json("metrics", where)
         if self._handlers and isinstance(self._handlers, dict):
             # Folders of which Orbax says nothing, and shows nothing, are somebody else's.
             for name in [name for name in self._folders if name not in self._handlers]:
@@ -136,39 +116,22 @@ class OrbaxCheckpoint:
         )
 
     def json(self, name: str, process: int = 0) -> Any:
-        folder, _ = self._item_folder(name)
-        names = folder.names()
-        for file in orbax.JSON_FILES:
-            if file in names:
-                return orbax.parse_json(folder.fetch(file), f"{folder}/{file}")
-        raise Corrupt(
-            f"{folder} has none of {', '.join(orbax.JSON_FILES)}; the item '{name}' has lost its"
-            " data",
-            file=str(folder),
-        )
+        folder, _ = find_named(self.info, self._folders, name)
+        return _read_json(name, folder)
 
     def files(self, name: str, selection: PerProcessSelection | None = None) -> FileContents:
         """Yields the files of an item whose handler only its writer knows; Orbax keeps no checksums
         of them.
         """
-        folder, _ = self._item_folder(name)
-        for entry in folder.storage.list(folder.name, recursive=True):
-            own = entry.name.removeprefix(f"{folder.name}/")
-            if own == orbax.COMMITTED:  # Orbax's own
-                continue
+        folder, _ = find_named(self.info, self._folders, name)
+        entries = folder.storage.list(folder.name, recursive=True)
+        names = {entry.name.removeprefix(f"{folder.name}/") for entry in entries}
+        for own in names:
             if not is_own_name(own):
                 raise HostileCheckpoint(
                     f"{folder}: {own!r} is no name for a file", path=str(folder)
                 )
-            yield own, iter([memoryview(folder.fetch(own))])
-
-    def _item_folder(self, name: str) -> tuple[StorePath, str]:
-        if name not in self._folders:
-            known = ", ".join(sorted(self._folders)) or "none"
-            raise StepNotFound(
-                f"{self._folder} has no item '{name}'; it has: {known}", path=str(self._folder)
-            )
-        return self._folders[name]
+        yield from contents_of(folder, sorted(names - {orbax.COMMITTED}))
 
     def item(self, name: str) -> ItemRecord:
         return self._open(name).record
@@ -177,11 +140,7 @@ class OrbaxCheckpoint:
         return self._open(name)
 
     def _open(self, name: str) -> OrbaxItem:
-        folder, kind = self._item_folder(name)
-        if kind != "tree":
-            raise StepNotFound(
-                f"the item '{name}' of {self._folder} is no tree of arrays", path=str(self._folder)
-            )
+        folder, _ = find_named(self.info, self._folders, name)
         with self._lock:
             if name not in self._items:
                 handlers = self._handlers
@@ -202,15 +161,22 @@ def _kind_of(folder: StorePath) -> tuple[StorePath, str]:
     for nested in _NESTED:
         if nested + "/" in names:
             return folder / nested, "tree"
-    if (
-        orbax.TREE_METADATA in names
-        or orbax.MANIFEST in names
-        or orbax.ARRAY_METADATAS + "/" in names
-    ):
+    if not {*_OF_TREE, f"{orbax.ARRAY_METADATAS}/"}.isdisjoint(names):
         return folder, "tree"
     if any(name in names for name in orbax.JSON_FILES):
         return folder, "json"
     return folder, "files"
+
+
+def _read_json(item: str, folder: StorePath) -> Any:
+    names = folder.names()
+    for file in orbax.JSON_FILES:
+        if file in names:
+            return orbax.parse_json(folder.fetch(file), f"{folder}/{file}")
+    raise Corrupt(
+        f"{folder} has none of {', '.join(orbax.JSON_FILES)}; the item '{item}' has lost its data",
+        file=str(folder),
+    )
 
 
 def _seconds(time_ns: Any) -> float | None:

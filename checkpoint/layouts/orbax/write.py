@@ -81,9 +81,8 @@ _MARK = (  # in files that only have to be there: not every store keeps empty ob
 
 
 class OrbaxWriter:
-    """Writes one checkpoint: `add_tree` (or `add_record`) and `add_json`, `write` for each region,
-    then `finish`. `abandon` removes what was written so far, also `aside`. For one thread at a
-    time.
+    """Writes one checkpoint: `add_record` and `add_json`, `write` for each array, then `finish`.
+    `abandon` removes what was written so far, also `aside`. For one thread at a time.
     """
 
     def __init__(self, folder: StorePath, *, must_have_joined: bool = False) -> None:
@@ -181,26 +180,16 @@ class OrbaxWriter:
             message = f"{self._final} was not saved: process 0 failed: {error_text(error)}"
             raise SaveFailed(message, path=str(self._final), process=0) from error
 
-    def add_json(self, item: str, value: Any, *, handler: str | None = JSON_HANDLER) -> None:
+    def add_json(self, item: str, value: Any) -> None:
         """Adds a JSON item, under the names of both versions."""
-        if handler:
-            self._handlers[item] = handler
+        self._handlers[item] = JSON_HANDLER
+        self._put_json(item, value, ["metadata", "data.json"])
+
+    def _put_json(self, item: str, value: Any, names: Iterable[str]) -> None:
         data = json.dumps(value).encode()
-        for name in ("metadata", "data.json") if handler else ("metrics",):
+        for name in names:
             self._put(f"{item}/{name}", data)
         self._put(f"{item}/{orbax.COMMITTED}", _MARK)
-
-    def add_tree(self, item: str, tree: Any) -> dict[str, Any]:
-        """Adds an item and makes its arrays, still empty; returns the live arrays by their names in
-        Orbax's layout.
-        """
-        record, arrays = described(item, tree)
-        names = self.add_record(record)
-        return {
-            name: value
-            for name, leaf, value in zip(names, record.leaves, arrays, strict=True)
-            if leaf.grid is not None
-        }
 
     def add_record(self, item: ItemRecord) -> list[str]:
         """Adds an item as a record describes it, its arrays still empty; returns the leaves' names
@@ -209,14 +198,19 @@ class OrbaxWriter:
         self._handlers[item.name] = ARRAY_HANDLER if item.tree == 0 else TREE_HANDLER
         entries = stored_entries(item)
         leaves = [leaf for _, leaf in entries if isinstance(leaf, LeafRecord)]
-        self._put_metadata(item.name, entries)
+        self._put_metadata(item.name, entries, leaves)
         self._open(item.name, [leaf for leaf in leaves if leaf.kind != "str"])
         for leaf in leaves:
             if leaf.value is not None and leaf.kind != "str":
-                self.write(item.name, leaf.path, (), np.asarray(leaf.value, leaf.dtype))
+                self.write(item.name, leaf.path, np.asarray(leaf.value, leaf.dtype))
         return [leaf.path for leaf in leaves]
 
-    def _put_metadata(self, item: str, entries: Sequence[tuple[Keys, LeafRecord | str]]) -> None:
+    def _put_metadata(
+        self,
+        item: str,
+        entries: Sequence[tuple[Keys, LeafRecord | str]],
+        leaves: Sequence[LeafRecord],
+    ) -> None:
         tree = {}
         for keys, leaf in entries:
             about: dict[str, Any] = {"value_type": leaf, "skip_deserialize": True}
@@ -238,7 +232,6 @@ class OrbaxWriter:
             "custom_metadata": None,
         }
         self._put(f"{item}/{orbax.TREE_METADATA}", json.dumps(metadata).encode())
-        leaves = [leaf for _, leaf in entries if isinstance(leaf, LeafRecord)]
         arrays = [leaf for leaf in leaves if VALUE_TYPES[leaf.kind] == "jax.Array"]
         if arrays:
             self._put(
@@ -276,10 +269,10 @@ class OrbaxWriter:
         """
         self._pending.extend(zip(names, map(start, values), strict=True))
 
-    def write(self, item: str, name: str, index: tuple[slice, ...], array: HostArray) -> None:
-        """Starts writing one region of a leaf; the array must stay as it is until `flush`."""
-        store = self._stores[item, name][index] if index else self._stores[item, name]
-        start = partial(store.write, can_reference_source_data_indefinitely=True)
+    def write(self, item: str, name: str, array: HostArray) -> None:
+        """Starts writing a leaf; the array must stay as it is until `flush`."""
+        write = self._stores[item, name].write
+        start = partial(write, can_reference_source_data_indefinitely=True)
         self._start([name], start, [array])
 
     def flush(self) -> None:
@@ -297,29 +290,26 @@ class OrbaxWriter:
     def finish(self, *, metrics: Mapping[str, Any] | None = None, metadata: Any = None) -> None:
         """Makes the checkpoint appear, whole."""
         with self.failures():
-            self._commit(metrics, metadata)
-
-    def _commit(self, metrics: Mapping[str, Any] | None, metadata: Any) -> None:
-        for item, handler in self._handlers.items():
-            if handler == TREE_HANDLER:
-                self._put(f"{item}/{orbax.COMMITTED}", _MARK)
-        if metrics:
-            self.add_json("metrics", dict(metrics), handler=None)
-        about = {
-            "item_handlers": self._handlers,
-            "metrics": dict(metrics or {}),
-            "performance_metrics": {},
-            "init_timestamp_nsecs": self._started_ns,
-            "commit_timestamp_nsecs": time.time_ns(),
-            "custom_metadata": custom_metadata(metadata),
-        }
-        self._put(orbax.CHECKPOINT_METADATA, json.dumps(about).encode())
-        self._remove_aside()
-        self._put(orbax.MARKER, _MARK)
-        self._put(orbax.COMMITTED, _MARK)
-        if self._local:
-            self._rename()
-        self._leave_place()
+            for item, handler in self._handlers.items():
+                if handler == TREE_HANDLER:
+                    self._put(f"{item}/{orbax.COMMITTED}", _MARK)
+            if metrics:
+                self._put_json("metrics", dict(metrics), ["metrics"])
+            about = {
+                "item_handlers": self._handlers,
+                "metrics": dict(metrics or {}),
+                "performance_metrics": {},
+                "init_timestamp_nsecs": self._started_ns,
+                "commit_timestamp_nsecs": time.time_ns(),
+                "custom_metadata": custom_metadata(metadata),
+            }
+            self._put(orbax.CHECKPOINT_METADATA, json.dumps(about).encode())
+            self._remove_aside()
+            self._put(orbax.MARKER, _MARK)
+            self._put(orbax.COMMITTED, _MARK)
+            if self._local:
+                self._rename()
+            self._leave_place()
 
     def _remove_aside(self) -> None:
         aside = self.aside
@@ -483,15 +473,21 @@ def save_orbax(
     try:
         with writer.failures(), own_settings():
             for item, tree in items.items():
-                for name, value in writer.add_tree(item, tree).items():
-                    try:
-                        array = np.asarray(value)
-                    except jax.errors.JaxRuntimeError as error:
-                        raise blamed([(name, value)], error) from error
-                    writer.write(item, name, (), array)
+                record, values = described(item, tree)
+                names = writer.add_record(record)
+                for name, leaf, value in zip(names, record.leaves, values, strict=True):
+                    if leaf.grid is not None:
+                        writer.write(item, name, _on_host(name, value))
             for item, value in (json_items or {}).items():
                 writer.add_json(item, value)
         writer.finish(metrics=metrics, metadata=metadata)
     except BaseException:
         writer.abandon()
         raise
+
+
+def _on_host(name: str, value: Any) -> HostArray:
+    try:
+        return np.asarray(value)
+    except jax.errors.JaxRuntimeError as error:
+        raise blamed([(name, value)], error) from error

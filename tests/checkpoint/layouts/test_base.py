@@ -61,14 +61,13 @@ def test_leaves_below_a_path() -> None:
 
 
 def test_records_of_arrays_of_other_layouts() -> None:
-    """Without shards an array is one, and without chunks a shard is the least that is read."""
+    """An array is one shard, and without chunks it is the least that is read."""
     grids = [
-        array_record("w", "array", (4, 6), "int8", **shapes).grid
-        for shapes in ({}, {"shard_shape": (2, 6)}, {"chunk_shape": (1, 1)})
+        array_record("w", "array", (4, 6), "int8", chunk_shape=chunk).grid
+        for chunk in (None, (1, 1))
     ]
     assert [(grid.shard_shape, grid.chunk_shape) for grid in grids if grid] == [
         ((4, 6), (4, 6)),
-        ((2, 6), (2, 6)),
         ((4, 6), (1, 1)),
     ]
 

@@ -29,7 +29,6 @@ from holdfast.checkpoint import (
     verify,
 )
 from holdfast.checkpoint.format.step_folders import PLAIN_NAMES, list_steps, look_at_root
-from holdfast.checkpoint.layouts.base import CheckpointInfo
 from holdfast.checkpoint.layouts.detect import (
     ForeignSteps,
     find_foreign_steps,
@@ -37,7 +36,6 @@ from holdfast.checkpoint.layouts.detect import (
     nothing_at,
     open_checkpoint,
     open_if_finished,
-    pick_item,
 )
 from holdfast.checkpoint.storage.base import Entry, Storage
 from holdfast.checkpoint.storage.counting import CountingStorage
@@ -62,19 +60,6 @@ def test_roots_tell_layouts_apart(tmp_path: Path) -> None:
         assert manager.all_steps() == [7, 8]
         for step in (7, 8):
             assert manager.restore(step, {"c": jnp.float16(0)}, partial=True)["c"] == 2.5
-
-
-def test_the_item_that_is_meant() -> None:
-    """The usual name finds the one tree of another layout, or another usual name; nothing is
-    guessed among several, nor in ours.
-    """
-    assert (
-        pick_item(CheckpointInfo("orbax", "p", {"default": "tree", "metrics": "json"}), "state")
-        == "default"
-    )
-    assert pick_item(CheckpointInfo("orbax", "p", {"model": "tree"}), "state") == "model"
-    assert pick_item(CheckpointInfo("holdfast", "p", {"model": "tree"}), "state") == "state"
-    assert pick_item(CheckpointInfo("orbax", "p", {"a": "tree", "b": "tree"}), "state") == "state"
 
 
 def test_a_root_means_its_latest_step(tmp_path: Path) -> None:
@@ -252,7 +237,9 @@ def test_the_reason_why_nothing_is_there(tmp_path: Path) -> None:
         with pytest.raises(StepNotFound, match=reason):
             open_checkpoint(tmp_path / name)
         assert open_if_finished(StorePath(LocalStorage(tmp_path / name))) is None
-    assert "has no step 4; it has 1, 2" in nothing_at(LocalStorage(tmp_path), 4, [1, 2])
+    for step in (1, 2):
+        save(tmp_path / f"steps/{step}", {"n": step}, step=step)
+    assert "has no step 4; it has 1, 2" in nothing_at(LocalStorage(tmp_path / "steps"), 4)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.checkpoint import CheckpointManager, Corrupt, StepNotFound, TreeMismatch, load, verify
-from holdfast.checkpoint.layouts.detect import open_checkpoint, restore_checkpoint
+from holdfast.checkpoint.layouts.detect import open_checkpoint
+from holdfast.checkpoint.layouts.restore import restore_checkpoint
 from holdfast.checkpoint.restoring.reader import ReadRequest
 from holdfast.checkpoint.restoring.restore import allocate
 from holdfast.checkpoint.storage.path import open_storage

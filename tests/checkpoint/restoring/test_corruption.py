@@ -22,8 +22,8 @@ from holdfast.checkpoint import (
     verify,
 )
 from holdfast.checkpoint.format.record import read_record
-from holdfast.checkpoint.layouts.detect import restore_checkpoint
 from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
+from holdfast.checkpoint.layouts.restore import restore_checkpoint
 from holdfast.checkpoint.storage.local import LocalStorage
 
 RNG = np.random.default_rng(0)

@@ -19,8 +19,8 @@ import pytest
 from holdfast.checkpoint import Corrupt, save
 from holdfast.checkpoint.agreement.restore_verdict import RestoreAgreement
 from holdfast.checkpoint.format.record import Record, read_record
-from holdfast.checkpoint.layouts.detect import restore_checkpoint
 from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
+from holdfast.checkpoint.layouts.restore import restore_checkpoint
 from holdfast.checkpoint.memory.budget import USE, MemoryBudget
 from holdfast.checkpoint.restoring import restore_peers, shared_reader, sharing
 from holdfast.checkpoint.restoring.devices import Region, slices_in

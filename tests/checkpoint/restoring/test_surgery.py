@@ -305,7 +305,8 @@ def test_a_chunk_is_read_once_for_all_its_layers(
     inner = view_reader._filled
 
     def count(reader: Any, batch: list[ReadRequest], allocate: Any) -> Any:
-        filled.extend(read.nbytes for read in batch)
+        if not isinstance(reader, view_reader.ViewReader):
+            filled.extend(read.nbytes for read in batch)
         return inner(reader, batch, allocate)
 
     monkeypatch.setattr(view_reader, "_filled", count)

@@ -14,8 +14,8 @@ import pytest
 from holdfast.checkpoint import NotEnoughMemory, save
 from holdfast.checkpoint.format.grid import Grid
 from holdfast.checkpoint.format.record import ItemRecord, LeafRecord
-from holdfast.checkpoint.layouts.detect import restore_checkpoint
 from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
+from holdfast.checkpoint.layouts.restore import restore_checkpoint
 from holdfast.checkpoint.memory import budget
 from holdfast.checkpoint.memory.budget import USE, WHOLE_BUDGET, FreeMemory, MemoryBudget
 from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES, MemoryLevel

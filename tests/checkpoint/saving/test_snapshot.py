@@ -17,8 +17,8 @@ from jax.sharding import SingleDeviceSharding
 from holdfast.checkpoint import SaveCancelled
 from holdfast.checkpoint.format.pack_header import ChunkChecksum
 from holdfast.checkpoint.format.tree import FlatTree
-from holdfast.checkpoint.layouts.detect import restore_checkpoint
 from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
+from holdfast.checkpoint.layouts.restore import restore_checkpoint
 from holdfast.checkpoint.memory.budget import USE, MemoryBudget
 from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES
 from holdfast.checkpoint.memory.pool import MemoryPool

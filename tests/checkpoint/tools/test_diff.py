@@ -93,6 +93,21 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
     assert list(compare(orbax, plain)) == []
 
 
+def test_what_python_takes_for_equal_differs(tmp_path: Path) -> None:
+    """A number of another type in JSON, and 0.0 and -0.0, differ; a NaN is itself."""
+    items: list[dict[str, Any]] = [
+        {"state": {"x": 0.0, "nan": np.nan}, "config": Json({"n": 1, "m": 2})},
+        {"state": {"x": -0.0, "nan": np.nan}, "config": Json({"m": 2, "n": True})},
+    ]
+    for name, each in zip("ab", items, strict=True):
+        save(tmp_path / name, items=each)
+    a, b = (open_checkpoint(tmp_path / name) for name in "ab")
+    assert [(row.item, row.path, row.what) for row in compare(a, b)] == [
+        ("config", "", "value"),
+        ("state", "x", "value"),
+    ]
+
+
 def test_files_and_what_each_process_keeps_are_compared(tmp_path: Path) -> None:
     """Items of files differ by the files' names and bytes, and what each process keeps by the
     process.

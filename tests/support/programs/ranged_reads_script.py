@@ -11,8 +11,8 @@ from sharded_state import mesh
 
 from holdfast.checkpoint import Corrupt
 from holdfast.checkpoint.format.record import read_record
-from holdfast.checkpoint.layouts.detect import restore_checkpoint
 from holdfast.checkpoint.layouts.holdfast import HoldfastCheckpoint
+from holdfast.checkpoint.layouts.restore import restore_checkpoint
 from holdfast.checkpoint.restoring.reader import ItemReader
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.local import LocalStorage

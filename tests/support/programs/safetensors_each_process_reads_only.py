@@ -7,7 +7,8 @@ import sys
 import jax
 import numpy as np
 
-from holdfast.checkpoint.layouts.detect import open_checkpoint, restore_checkpoint
+from holdfast.checkpoint.layouts.detect import open_checkpoint
+from holdfast.checkpoint.layouts.restore import restore_checkpoint
 from holdfast.checkpoint.layouts.safetensors import SafetensorsCheckpoint
 from holdfast.checkpoint.storage.counting import CountingStorage
 from holdfast.checkpoint.storage.path import StorePath, open_storage

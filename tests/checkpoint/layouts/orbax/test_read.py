@@ -18,12 +18,15 @@ from holdfast.checkpoint import (
     CheckpointError,
     CheckpointManager,
     Corrupt,
+    Files,
     StepExists,
     StepNotFound,
     load,
+    save,
     verify,
 )
-from holdfast.checkpoint.layouts.detect import find_steps, open_checkpoint, restore_checkpoint
+from holdfast.checkpoint.layouts.detect import find_steps, open_checkpoint
+from holdfast.checkpoint.layouts.restore import restore_checkpoint
 from holdfast.checkpoint.restoring.match import SAVED
 from holdfast.checkpoint.storage.local import LocalStorage
 from tests.support.orbax import assert_same, rich_tree
@@ -238,3 +241,18 @@ def entry(key: str) -> dict[str, Any]:
         "key_metadata": [{"key": key, "key_type": 2}],
         "value_metadata": {"value_type": "jax.Array", "skip_deserialize": False},
     }
+
+
+def test_a_file_of_another_handler_may_be_long(tmp_path: Path) -> None:
+    """What a handler of the user's has written is no metadata: a file of any length is given."""
+    save(tmp_path / "1", {"w": np.ones(4)}, layout="orbax")
+    nbytes = (256 << 20) + 1
+    (tmp_path / "1/blob").mkdir()
+    with (tmp_path / "1/blob/data.bin").open("wb") as file:
+        file.truncate(nbytes)
+    about = tmp_path / "1/_CHECKPOINT_METADATA"
+    said = json.loads(about.read_text())
+    said["item_handlers"]["blob"] = "their.Handler"
+    about.write_text(json.dumps(said))
+    files = Files(read=lambda folder: {path.name: path.stat().st_size for path in folder.iterdir()})
+    assert load(tmp_path / "1", files, item="blob") == {"data.bin": nbytes}

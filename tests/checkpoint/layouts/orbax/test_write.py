@@ -19,7 +19,7 @@ import pytest
 from holdfast.checkpoint import SaveFailed, StepExists, UnsupportedLeaf, load, save, single_save
 from holdfast.checkpoint.layouts.detect import find_steps
 from holdfast.checkpoint.layouts.orbax.metadata import TEMPORARY
-from holdfast.checkpoint.layouts.orbax.write import OrbaxWriter, save_orbax
+from holdfast.checkpoint.layouts.orbax.write import OrbaxWriter, described, save_orbax
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath, open_storage
 from holdfast.coordination import HoldfastError
@@ -255,7 +255,7 @@ def test_what_was_begun_is_invisible_until_it_is_finished(tmp_path: Path) -> Non
     """Until `finish` no folder has the checkpoint's name; `abandon` leaves nothing."""
     folder = StorePath(LocalStorage(tmp_path), "5")
     writer = OrbaxWriter(folder)
-    writer.add_tree("state", {"w": np.arange(3)})
+    writer.add_record(described("state", {"w": np.arange(3)})[0])
     (begun,) = tmp_path.iterdir()
     assert begun.name.startswith(f"5{TEMPORARY}-") and find_steps(folder.storage) == {}
     writer.abandon()
@@ -268,8 +268,9 @@ def _begun(folder: StorePath, value: int) -> OrbaxWriter:
 
 
 def _written(writer: OrbaxWriter, value: int) -> OrbaxWriter:
-    for name in writer.add_tree("state", {"w": np.full(3, value)}):
-        writer.write("state", name, (), np.full(3, value))
+    record, (array,) = described("state", {"w": np.full(3, value)})
+    (name,) = writer.add_record(record)
+    writer.write("state", name, array)
     return writer
 
 
