@@ -110,8 +110,6 @@ _STEPS_WANTED = (
 
 def decide(job: Job, event: Event, now: float) -> Decision:
     """Returns what `event` at `now` makes of `job`, what to do, and why. Pure and total."""
-    if job.final:
-        return _decision(job, f"the job is {job.state}")
     # An engine reports from threads: the end of an attempt may come after the next has begun.
     of_attempt = getattr(event, "attempt", None)
     if of_attempt not in (None, job.attempt):
@@ -120,7 +118,7 @@ def decide(job: Job, event: Event, now: float) -> Decision:
         return _decision(job, f"process {event.process} of attempt {event.life} is gone at last")
     if isinstance(event, Tick) and (job.wake_at is None or now < job.wake_at):
         return _decision(job, f"nothing is due while {job.state}")
-    handler = _TABLE[job.state].get(type(event))
+    handler = _TABLE.get(job.state, {}).get(type(event))
     if handler is None:
         return _decision(job, f"nothing to do for {type(event).__name__} while {job.state}")
     return _end_surplus(job, handler(job, event, now))
