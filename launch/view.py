@@ -14,11 +14,9 @@ from rich.text import Text
 
 from holdfast.coordination.diagnosis.summary import show_rate
 
-from .supervisor.job import DONE, PREEMPTED, Decision, Job, State
-from .workers.output import ConsoleOutput, Output
+from .supervisor.job import DONE, PREEMPTED, Job, State
+from .workers.output import ConsoleOutput
 from .workers.progress_watch import ProcessReport
-
-_ORDINARY = (State.SCHEDULING, State.RUNNING)
 
 
 class LiveView(ConsoleOutput):
@@ -47,9 +45,9 @@ class LiveView(ConsoleOutput):
         """Takes the function that returns what the processes last reported."""
         self.progress = progress
 
-    def observe(self, before: Job, decision: Decision) -> None:
-        """Records a decision of the supervisor."""
-        self._job = decision.job
+    def observe(self, job: Job) -> None:
+        """Takes the job after each decision of the supervisor."""
+        self._job = job
 
     def frame(self) -> Group:
         """Returns the job's line and the table, as of now."""
@@ -126,21 +124,3 @@ def _ending(code: int) -> str:
     if code < 0:
         return f"signal {-code}"
     return {DONE: "done", PREEMPTED: "preempted"}.get(code, f"exit {code}")
-
-
-def change_printer(output: Output, *, first_attempt: int) -> Callable[[Job, Decision], None]:
-    """Returns a function that writes each change of state to `output`, with its reason.
-
-    It leaves out the ordinary course of the first attempt, and the end.
-    """
-
-    def print_change(before: Job, decision: Decision) -> None:
-        after = decision.job
-        ordinary = after.attempt <= first_attempt and after.state in _ORDINARY
-        if (after.state, after.attempt) == (before.state, before.attempt) or ordinary:
-            return
-        if after.final:  # the last line says more
-            return
-        output.say(f"{after.state}: {decision.reason}")
-
-    return print_change

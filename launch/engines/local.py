@@ -42,7 +42,6 @@ from ..supervisor.job import (
     Notify,
     PrepareNext,
     Rejoin,
-    Replace,
     Reserve,
     Reserved,
     RestartPolicy,
@@ -55,8 +54,7 @@ from ..workers.environment import own_devices, worker_env
 from ..workers.output import LogFiles, Output, console_unless
 from ..workers.process import OomKills, WorkerProcess
 from ..workers.standby import Standbys, StandbySettings, standbys_of
-from .base import chosen, has_step, run_job, some_can_stay
-from .replacing import MOST_LOOKS, ReplacingEngine
+from .base import MOST_LOOKS, BaseEngine, chosen, has_step, some_can_stay
 
 _POLL_S = 0.5  # how often the capacity file is read, and a standby asked whether it is ready
 _BEGINS_S = 3.0  # an attempt whose processes are warm has begun before
@@ -116,7 +114,7 @@ class RunSettings:
 _AS_IT_COMES = RunSettings()
 
 
-class LocalEngine(ReplacingEngine):
+class LocalEngine(BaseEngine):
     """Runs a job's processes as children of this one."""
 
     def __init__(
@@ -163,7 +161,7 @@ class LocalEngine(ReplacingEngine):
         # Ctrl-C as Ctrl-C: they may have a handler of their own for that.
         self._watch.refresh()  # one may have come since the last poll
         ours = self._watch.with_session
-        self._terminate(processes=ours)
+        self._terminate(ours)
         self._signal(signal.SIGINT, frozenset(self._workers) - ours)
 
     def _prepare(self, action: PrepareNext) -> None:
@@ -179,40 +177,37 @@ class LocalEngine(ReplacingEngine):
             log_file=None if folder is None else folder / "coordinator.log",
         )
 
-    def _launch(self, attempt: int, num_processes: int) -> None:
+    def _launch(self) -> None:
         # What is left of an attempt that SIGKILL has not ended: this one fences it off.
         self._give_back()
-        self._open_attempt(attempt, num_processes)
+        self._open_attempt()
         self._environments = {}
-        self._lives = {}
-        self._begin_lives(frozenset(range(num_processes)))
         self._start_ordered()
         if self._standbys is not None:
             self._standbys.close()
 
-    def _open_attempt(self, attempt: int, num_processes: int) -> None:
+    def _open_attempt(self) -> None:
         """Begins to watch the attempt's coordinator."""
-        coordinator = self._coordinators.open(attempt, num_processes)
+        attempt = self._attempt
+        coordinator = self._coordinators.open(attempt, self._num_processes)
         self._coordinator = coordinator
-        self._num_processes = num_processes
         self._warmed = False
         self._warm_at = None
         self._launched_s = time.monotonic()
         if self._standbys is not None:
             self._standbys.hold()
-        self._open_watch(coordinator.address, attempt)
+        self._open_watch(coordinator.address)
         coordinator.on_end(lambda code: self._on_coordinator_end(attempt, code))
 
     def _rejoin(self, action: Rejoin) -> None:
-        self._leave_attempt()
-        self._open_attempt(action.attempt, action.num_processes)
-        self._begin_lives(frozenset(self._to_start))
+        self._open_attempt()
         for process in self._environments.keys() - set(range(action.num_processes)):
             del self._environments[process]
         self._hand_over(action)
 
-    def _places(self, num_processes: int) -> Mapping[int, session_pb2.Place]:
+    def _places(self) -> Mapping[int, session_pb2.Place]:
         given = self._settings.env or {}
+        num_processes = self._num_processes
         return {
             rank: session_pb2.Place(
                 process_id=rank,
@@ -223,12 +218,10 @@ class LocalEngine(ReplacingEngine):
             for rank in self._staying
         }
 
-    def _replace(self, action: Replace) -> None:
-        missed = self._staying & action.processes
-        self._begin_lives(action.processes)
+    def _replace(self, processes: frozenset[int], missed: frozenset[int]) -> None:
         before = {
             process: worker
-            for process in sorted(action.processes)
+            for process in sorted(processes)
             if (worker := self._workers.get(process)) is not None and worker.alive
         }
         if not before:
@@ -237,7 +230,7 @@ class LocalEngine(ReplacingEngine):
         # Their ends are waited for, and each look takes seconds: the loop goes on meanwhile.
         threading.Thread(
             target=self._make_room,
-            args=(action.attempt, before, sorted(missed & before.keys())),
+            args=(self._attempt, before, sorted(missed & before.keys())),
             name="holdfast-replace",
             daemon=True,
         ).start()
@@ -306,7 +299,7 @@ class LocalEngine(ReplacingEngine):
         for worker in chosen(self._workers, processes):
             worker.signal(number)
 
-    def _kill(self, processes: frozenset[int] | None = None) -> None:
+    def _kill(self, processes: frozenset[int] | None) -> None:
         for worker in chosen(self._workers, processes):
             worker.kill()
 
@@ -428,7 +421,7 @@ class LocalEngine(ReplacingEngine):
         deadline = time.monotonic() + self._policy.grace_s
         for worker in self._workers.values():
             worker.wait(max(0.0, deadline - time.monotonic()))
-        self._kill()
+        self._kill(None)
         for worker in self._workers.values():
             worker.wait(_KILLED_END_S)
         self._release()
@@ -479,7 +472,7 @@ def run_local(
             server = stack.enter_context(MetricsServer(engine.status, where.port, where.host))
             lines.say(f"metrics at http://{join_address(where.host, server.port)}/metrics")
         view = output if isinstance(output, LiveView) else None
-        result = run_job(job, engine, lines, view)
+        result = engine.run(job, view)
         if folder is not None:
             engine.leave_status(folder / "status.json", result)
         return result

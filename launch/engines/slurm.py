@@ -35,7 +35,6 @@ from ..supervisor.job import (
     Exited,
     Job,
     Rejoin,
-    Replace,
     Reserve,
     Reserved,
     RestartPolicy,
@@ -46,8 +45,7 @@ from ..workers.output import Output, console_unless
 from ..workers.process import WorkerProcess, last_state
 from ..workers.secrets import JobSecrets, require_cryptography
 from ..workers.signals import passing_on
-from .base import run_job
-from .replacing import FOR_EVER_S, ReplacingEngine
+from .base import FOR_EVER_S, BaseEngine
 
 _LABELLED = re.compile(r"\s*(\d+): (.*)", re.DOTALL)
 _REQUEUE_WAIT_S = 120.0
@@ -160,7 +158,7 @@ class _Step:
             self._srun.kill()
 
 
-class SlurmEngine(ReplacingEngine):
+class SlurmEngine(BaseEngine):
     """Runs a job's processes as tasks of job steps of this allocation."""
 
     def __init__(
@@ -199,31 +197,27 @@ class SlurmEngine(ReplacingEngine):
     def _reserve(self, action: Reserve) -> None:
         self._queue.put(Reserved(action.attempt, action.max_processes))  # the allocation is ours
 
-    def _launch(self, attempt: int, num_processes: int) -> None:
+    def _launch(self) -> None:
         # Those of an attempt whose step SIGKILL has not ended: this one fences it off.
         self._close_coordinators()
-        self._open_attempt(attempt, num_processes)
-        everybody = range(num_processes)
-        self._lives = {}
-        self._begin_lives(frozenset(everybody))
+        self._open_attempt()
         if self._nodes:  # of an attempt before
-            self._ask_for_nodes(self._start_later, attempt)
+            self._ask_for_nodes(self._start_later, self._attempt)
         else:
-            self._start_step(everybody, options=self._of_all)
+            self._start_step(range(self._num_processes), options=self._of_all)
             self._to_start.clear()
 
-    def _open_attempt(self, attempt: int, num_processes: int) -> None:
+    def _open_attempt(self) -> None:
         coordinator = Coordinator(
             self._job_id,
-            attempt,
-            num_processes,
+            self._attempt,
+            self._num_processes,
             host=self._host,
             secrets=self._secrets,
             heartbeat_timeout_s=self._heartbeat_timeout_s,
         )
         self._coordinator = coordinator
-        self._num_processes = num_processes
-        self._open_watch(coordinator.address, attempt, coordinator.credentials)
+        self._open_watch(coordinator.address, coordinator.credentials)
 
     def _start_step(
         self, processes: Sequence[int], node: str = "", options: Sequence[str] = ()
@@ -250,18 +244,15 @@ class SlurmEngine(ReplacingEngine):
         )
 
     def _rejoin(self, action: Rejoin) -> None:
-        self._leave_attempt()
-        self._open_attempt(action.attempt, action.num_processes)
-        self._begin_lives(frozenset(self._to_start))
+        self._open_attempt()
         self._order("serve", action.attempt, self._address)
         self._hand_over(action)
 
-    def _replace(self, action: Replace) -> None:
-        for process in sorted(self._staying & action.processes - self._gone.keys()):
-            self._say_late(action.attempt, process, "")
-        self._begin_lives(action.processes)
-        self._kill(action.processes)
-        self._ask_for_nodes(self._start_later, action.attempt, action.processes)
+    def _replace(self, processes: frozenset[int], missed: frozenset[int]) -> None:
+        for process in sorted(missed):
+            self._say_late(self._attempt, process, "")
+        self._kill(processes)
+        self._ask_for_nodes(self._start_later, self._attempt, processes)
 
     def _ask_for_nodes(
         self,
@@ -450,7 +441,7 @@ class SlurmEngine(ReplacingEngine):
         for process in [ALL] if processes is None else sorted(processes):
             self._order("signal", process, int(number))
 
-    def _kill(self, processes: frozenset[int] | None = None) -> None:
+    def _kill(self, processes: frozenset[int] | None) -> None:
         """Ends tasks, and a step with the last that runs of it."""
         for step in self._steps.copy():
             if name := step.end(processes):
@@ -479,7 +470,7 @@ class SlurmEngine(ReplacingEngine):
     def close(self) -> None:
         """Ends whatever still runs: the steps have `grace_s` seconds, then SIGKILL."""
         if not self._await_end(None, self._policy.grace_s):
-            self._end()
+            self._end(None)
             if not self._await_end(None, self._policy.grace_s):
                 for step in self._steps.copy():
                     step.kill()
@@ -542,7 +533,7 @@ def run_slurm(
     with console_unless(output, num_processes) as lines:
         engine = SlurmEngine(command, job.job_id, of_srun, lines, host=host, settings=settings)
         with passing_on(engine.forward, signal.SIGUSR1):
-            result = run_job(job, engine, lines)
+            result = engine.run(job)
             is_ours = result.outcome == "preempted" and not result.interrupted
             if is_ours and settings.requeue:
                 _hand_back(slurm_job, lines)

@@ -22,7 +22,7 @@ from holdfast.coordination.process.job_folder import working_folder
 from holdfast.multihost import Preempted, ProcessSpec
 from holdfast.proto import session_pb2
 
-from ...supervisor.engine import JobResult, start_failed
+from ...supervisor.engine import JobResult
 from ...supervisor.job import (
     Capacity,
     Event,
@@ -30,7 +30,6 @@ from ...supervisor.job import (
     Job,
     Noticed,
     Rejoin,
-    Replace,
     Reserve,
     Reserved,
     RestartPolicy,
@@ -43,8 +42,7 @@ from ...workers.coordinator import HEARTBEAT_TIMEOUT_S, end_attempt
 from ...workers.output import Output, console_unless
 from ...workers.secrets import JobSecrets, require_cryptography, shown
 from ...workers.standby import StandbySettings
-from ..base import NOT_STARTED, chosen, has_step, run_job, some_can_stay
-from ..replacing import MOST_LOOKS, ReplacingEngine
+from ..base import MOST_LOOKS, BaseEngine, chosen, has_step, some_can_stay
 from .cluster import cluster_nodes, load_ray
 from .placement import Node, Placement, place_gang
 from .worker_actor import CoordinatorActor, HostActor, WorkerActor, WorkerUpdate
@@ -169,21 +167,20 @@ def _run(
     job = spec.job(job_id)
     with console_unless(output, spec.num_processes) as lines:
         engine = RayEngine(job_id, spec, command=command, call=call, output=lines)
-        return RayResult(run_job(job, engine, lines), engine.values())
+        return RayResult(engine.run(job), engine.values())
 
 
 @dataclass
 class Gang:
-    """The machines of a job, Ray's groups of what is reserved there, and its actors: one a process,
-    and one a machine for its relay.
+    """The machines of a job, what is reserved there, and its actors: one a process, and one a
+    machine for its relay.
     """
 
     placement: Placement = field(default_factory=Placement)
-    group: Any = None
+    # Of each rank: Ray's group of what is reserved, and which of its bundles.
+    bundles: list[tuple[Any, int]] = field(default_factory=list)
     actors: dict[int, Any] = field(default_factory=dict)  # by rank; made by `start_actors`
     hosts: dict[str, Any] = field(default_factory=dict)  # by machine
-    # Group and bundle of the ranks that have lost their first machine.
-    moved: dict[int, tuple[Any, int]] = field(default_factory=dict)
 
     @property
     def node_ids(self) -> list[str]:
@@ -196,9 +193,8 @@ class Gang:
 
     def start_actors(self, resources: Mapping[str, float]) -> None:
         """Starts the actors of processes that are not there: their start costs seconds."""
-        for rank in range(len(self.placement.nodes)):
+        for rank, (group, bundle) in enumerate(self.bundles):
             if rank not in self.actors:
-                group, bundle = self.moved.get(rank, (self.group, rank))
                 actor = _actor_in(group, bundle, resources, WorkerActor)
                 self.actors[rank] = actor.remote(_folder())
 
@@ -218,20 +214,21 @@ class Gang:
         }
         return list(lost.values())
 
-    def move(self, ranks: Sequence[int], placement: Placement, group: Any) -> None:
-        """Takes machines for processes that have lost theirs, or are new, in the order of ranks."""
+    def move(self, ranks: Sequence[int], reserved: Gang) -> None:
+        """Takes the machines of another gang for processes that have lost theirs, or are new, in
+        the order of ranks.
+        """
         nodes = list(self.placement.nodes)
         groups = self._groups
-        for bundle, (rank, node) in enumerate(zip(ranks, placement.nodes, strict=True)):
-            nodes[rank : rank + 1] = [node]
-            self.moved[rank] = (group, bundle)
+        for index, rank in enumerate(ranks):
+            nodes[rank : rank + 1] = [reserved.placement.nodes[index]]
+            self.bundles[rank : rank + 1] = [reserved.bundles[index]]
         self.placement = replace(self.placement, nodes=tuple(nodes))
         self._remove_unused(groups)
 
     @property
     def _groups(self) -> dict[int, Any]:
-        groups = [self.group, *(group for group, _ in self.moved.values())]
-        return {id(group): group for group in groups if group is not None}
+        return {id(group): group for group, _ in self.bundles}
 
     def _remove_unused(self, before: Mapping[int, Any]) -> None:
         for unused in before.keys() - self._groups:
@@ -240,12 +237,10 @@ class Gang:
     def close_up(self, numbers_before: Sequence[int]) -> None:
         """Goes on without the machines of those that have no number any more."""
         groups = self._groups
-        places = [self.moved.get(rank, (self.group, rank)) for rank in numbers_before]
         nodes = [self.placement.nodes[rank] for rank in numbers_before]
         self.placement = replace(self.placement, nodes=tuple(nodes))
+        self.bundles = [self.bundles[rank] for rank in numbers_before]
         self.actors = renumbered(self.actors, numbers_before)
-        self.moved = dict(enumerate(places))
-        self.group = None
         self._remove_unused(groups)
 
     def stands(self) -> Turns[bool]:
@@ -292,7 +287,7 @@ class RayCoordinator:
             actor.close.remote(self.attempt)
 
 
-class RayEngine(ReplacingEngine):
+class RayEngine(BaseEngine):
     """Runs a job's processes as children of actors of a Ray cluster."""
 
     def __init__(
@@ -342,49 +337,46 @@ class RayEngine(ReplacingEngine):
         for actor in chosen(self._gang.actors, processes):
             actor.signal.remote(int(number))
 
-    def _kill(self, processes: frozenset[int] | None = None) -> None:
+    def _kill(self, processes: frozenset[int] | None) -> None:
         for actor in chosen(self._gang.actors, processes):
             actor.kill.remote()
 
-    def _launch(self, attempt: int, num_processes: int) -> None:
-        self._work = self._begin(attempt, num_processes)
+    def _launch(self) -> None:
+        self._work = self._begin()
 
-    def _begin(self, attempt: int, num_processes: int) -> Turns[None]:
+    def _begin(self) -> Turns[None]:
         """Starts an attempt; yields while actors have yet to answer."""
         deadline = time.monotonic() + self._spec.restart.startup_timeout_s
-        everybody = range(num_processes)
+        everybody = range(self._num_processes)
         secured = not self._spec.insecure
         self._coordinators = actor_here(CoordinatorActor).remote(
             self._job_id, self._spec.heartbeat_timeout_s, secured=secured
         )
-        opening = self._new_coordinator(attempt, num_processes)
+        opening = self._new_coordinator()
         self._gang.start_actors(self._spec.resources)
         yield []
         actors = self._gang.actors.values()
-        yield from self._open_coordinator(opening, attempt, deadline)
+        yield from self._open_coordinator(opening, deadline)
         yield from self._answers([actor.pid.remote() for actor in actors], everybody, deadline)
-        self._lives = {}
-        self._begin_lives(frozenset(everybody))
-        self._outcomes = dict.fromkeys(everybody)
         yield from self._start(everybody, deadline)
 
-    def _new_coordinator(self, attempt: int, num_processes: int) -> Any:
+    def _new_coordinator(self) -> Any:
         """Has the attempt's coordinator start; returns the reference to where it is."""
-        self._num_processes = num_processes
+        self._outcomes = dict.fromkeys(range(self._num_processes))
         self._relays = {}
         self._cold = None
         self._sparing.close()
-        self._coordinator = RayCoordinator(self._coordinators, attempt, self._gang.hosts)
-        return self._coordinators.open.remote(attempt, num_processes)
+        self._coordinator = RayCoordinator(self._coordinators, self._attempt, self._gang.hosts)
+        return self._coordinators.open.remote(self._attempt, self._num_processes)
 
-    def _open_coordinator(self, opening: Any, attempt: int, deadline: float) -> Turns[None]:
+    def _open_coordinator(self, opening: Any, deadline: float) -> Turns[None]:
         """Begins to watch the attempt's coordinator, once it is there."""
         [(address, secrets)] = yield from self._answers([opening], (), deadline)
         coordinator = self._coordinator
         assert isinstance(coordinator, RayCoordinator)
         self._coordinator = replace(coordinator, address=address, secrets=secrets)
         with shown(secrets) as credentials:
-            self._open_watch(address, attempt, credentials)
+            self._open_watch(address, credentials)
 
     def _start(self, ranks: Sequence[int], deadline: float) -> Turns[None]:
         """Starts processes in their actors, which are there."""
@@ -476,19 +468,16 @@ class RayEngine(ReplacingEngine):
     # --- Those that stay, and those that are replaced
 
     def _rejoin(self, action: Rejoin) -> None:
-        self._leave_attempt(action.numbers_before)
         self._work.close()
         if action.numbers_before:
             self._close_up(action.numbers_before)
-        opening = self._new_coordinator(action.attempt, action.num_processes)
-        self._begin_lives(frozenset(self._to_start))
-        self._outcomes = dict.fromkeys(range(action.num_processes))
+        opening = self._new_coordinator()
         self._work = self._come_again(action, opening)
 
     def _come_again(self, action: Rejoin, opening: Any) -> Turns[None]:
         """Opens an attempt, tells those that stay where it is, and starts the others."""
         deadline = time.monotonic() + self._spec.restart.startup_timeout_s
-        yield from self._open_coordinator(opening, action.attempt, deadline)
+        yield from self._open_coordinator(opening, deadline)
         before = len(self._gang.node_ids)
         if new := range(before, action.num_processes):
             yield from self._move(new, deadline)
@@ -507,7 +496,7 @@ class RayEngine(ReplacingEngine):
             if rank in numbers_before
         }
 
-    def _places(self, num_processes: int) -> Mapping[int, session_pb2.Place]:
+    def _places(self) -> Mapping[int, session_pb2.Place]:
         node_ids = self._gang.node_ids
         counts = Counter(node_ids)
         before = Counter[str]()
@@ -519,9 +508,8 @@ class RayEngine(ReplacingEngine):
             before[node_id] += 1
         return {rank: places[rank] for rank in self._staying}
 
-    def _replace(self, action: Replace) -> None:
-        self._missed |= self._staying & action.processes - self._gone.keys()
-        self._begin_lives(action.processes)
+    def _replace(self, processes: frozenset[int], missed: frozenset[int]) -> None:
+        self._missed |= missed
 
     def _start_missing(self) -> Turns[None]:
         """Starts the processes of an attempt that are not there, while others are. Never ends: a
@@ -605,9 +593,9 @@ class RayEngine(ReplacingEngine):
             count = len(ranks)
             placement = place_gang(cluster_nodes(), spec.resources, count, count)
             if placement.nodes:
-                group = yield from self._reserved(placement)
-                if group is not None:
-                    self._gang.move(ranks, placement, group)
+                reserved = yield from self._reserved(placement)
+                if reserved is not None:
+                    self._gang.move(ranks, reserved)
                     return
             found = placement.why_not_more or "what was free is not any more"
             why = found if spec.spares else f"{found}; --spares would have held a place"
@@ -642,16 +630,15 @@ class RayEngine(ReplacingEngine):
             ours = set(self._gang.node_ids)
             others = [node for node in cluster_nodes() if node.node_id not in ours]
             placement = place_gang(others, spec.resources, 1, 1)
-            group = None
+            spare = None
             if placement.nodes:
-                group = yield from self._reserved(placement)
-            if group is None:
+                spare = yield from self._reserved(placement)
+            if spare is None:
                 if placement.why_not_more != told:
                     told = placement.why_not_more
                     self._output.say(f"no place for a spare: {told}, beside the job's own")
                 yield []
                 continue
-            spare = Gang(placement, group)
             self._spares.append(spare)
             spare.start_actors(spec.resources)
             spare.actors[0].prepare.remote(
@@ -668,7 +655,7 @@ class RayEngine(ReplacingEngine):
                 spare.give_back()
                 continue
             rank = without.pop(0)
-            self._gang.move([rank], spare.placement, spare.group)
+            self._gang.move([rank], spare)
             self._gang.actors[rank] = spare.actors[0]
         return without
 
@@ -686,7 +673,7 @@ class RayEngine(ReplacingEngine):
             self._give_back(self._spares.pop())
         self._close_coordinators()
         if len(self._gang.actors) == self._spec.num_processes:
-            self._kill()
+            self._kill(None)
             self._kept = self._gang
         else:
             self._give_back(self._gang)
@@ -771,10 +758,8 @@ class RayEngine(ReplacingEngine):
         try:
             return next(self._work, [])
         except Exception as error:
-            self._call_off(None, NOT_STARTED)
             # What an actor raises comes with its traceback there.
-            cause = getattr(error, "cause", None) or error
-            return [start_failed(self._attempt, cause)]
+            return self._not_started(getattr(error, "cause", None) or error)
 
     def _call_off(self, processes: frozenset[int] | None, code: int) -> None:
         if self._to_start if processes is None else self._to_start & processes:
@@ -882,9 +867,9 @@ class RayEngine(ReplacingEngine):
                 self._output.say(f"attempt {wanted.attempt}: {why}")
             self._why_waiting = why
             if placement.nodes:
-                group = yield from self._reserved(placement)
-                if stands := group is not None:
-                    self._gang = Gang(placement, group)
+                reserved = yield from self._reserved(placement)
+                if stands := reserved is not None:
+                    self._gang = reserved
             elif why != told:
                 told = why
                 yield [Waiting(wanted.attempt, why)]
@@ -892,8 +877,8 @@ class RayEngine(ReplacingEngine):
                 yield []
         yield [Reserved(wanted.attempt, len(self._gang.node_ids))]
 
-    def _reserved(self, placement: Placement) -> Turns[Any]:
-        """Returns Ray's group of what is reserved on machines, None where they are free no more."""
+    def _reserved(self, placement: Placement) -> Turns[Gang | None]:
+        """Reserves machines; returns a gang there, None where they are free no more."""
         ray = load_ray()
         bundles = [dict(self._spec.resources) for _ in placement.nodes]
         pins = [{"ray.io/node-id": node.node_id} for node in placement.nodes]
@@ -909,7 +894,7 @@ class RayEngine(ReplacingEngine):
             except GeneratorExit:
                 ray.util.remove_placement_group(group)
                 raise
-        return group
+        return Gang(placement, [(group, bundle) for bundle in range(len(bundles))])
 
     def values(self) -> tuple[Any, ...]:
         """Returns what the calls of the last attempt returned, by rank."""
