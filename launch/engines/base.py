@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -134,6 +134,7 @@ class BaseEngine(Engine):
         self._ended: LaunchedJob | None = None
         self._signals: list[signal.Signals] = []
         self._interrupted_s = -math.inf  # when the last Ctrl-C came
+        self._has_stepped = False  # this attempt
         self._sent_sigterm = False  # to the processes of this attempt
         self._stuck: set[int] = set()  # those that were ended, likewise
 
@@ -287,11 +288,6 @@ class BaseEngine(Engine):
             self._coordinator.close()
             self._coordinator = None
 
-    def _all_are_back(self, event: Event) -> bool:
-        if not isinstance(event, Progressed) or event.attempt != self._attempt:
-            return False
-        return self._staying <= event.saves.keys()
-
     def _call_off(self, processes: frozenset[int] | None, code: int) -> None:
         """Reports the end of processes (None: all) that were to start, and do not any more."""
         for process in sorted(self._to_start):
@@ -328,6 +324,7 @@ class BaseEngine(Engine):
 
     def _open_watch(self, address: str, credentials: Credentials | None = None) -> None:
         """Begins to watch the coordinator of a new attempt."""
+        self._has_stepped = False
         self._sent_sigterm = False
         self._address = address
         self._output.say(f"attempt {self._attempt}, coordinator at {address}")
@@ -460,10 +457,22 @@ class BaseEngine(Engine):
             return []
         if isinstance(item, Stuck):
             return self._on_stuck(item)
-        seen = item() if callable(item) else [item]
-        if self._older and any(map(self._all_are_back, seen)):
+        if isinstance(item, Progressed) and item.attempt == self._attempt:
+            self._on_progress(item)
+        return item() if callable(item) else [item]
+
+    def _on_progress(self, event: Progressed) -> None:
+        if self._older and self._staying <= event.saves.keys():
             self._close_older()
-        return seen
+        # The last that is seen may come when the attempt has been given back.
+        if event.step >= 0 and self._watch is not None and not self._has_stepped:
+            self._has_stepped = True
+            self._on_first_step(can_stay=bool(event.restartable))
+
+    def _on_first_step(self, *, can_stay: bool) -> None:
+        """Begins what waits for the next attempt; by default nothing. With `can_stay` some have
+        said that they can outlive this one.
+        """
 
     def _on_stuck(self, stuck: Stuck) -> list[Event]:
         """Ends a process that has failed, and that its other threads or hooks keep."""
@@ -618,13 +627,3 @@ class BaseEngine(Engine):
 def chosen(every: Mapping[int, T], processes: frozenset[int] | None) -> list[T]:
     """Returns what there is for those of the processes (None: all) that were started."""
     return [it for process, it in every.items() if processes is None or process in processes]
-
-
-def has_step(events: Iterable[Event]) -> bool:
-    """Returns whether a step of the attempt is among what has happened."""
-    return any(isinstance(event, Progressed) and event.step >= 0 for event in events)
-
-
-def some_can_stay(events: Iterable[Event]) -> bool:
-    """Returns whether processes have said that they can outlive the attempt."""
-    return any(isinstance(event, Progressed) and event.restartable for event in events)

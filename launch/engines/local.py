@@ -54,7 +54,7 @@ from ..workers.environment import own_devices, worker_env
 from ..workers.output import LogFiles, Output, console_unless
 from ..workers.process import OomKills, WorkerProcess
 from ..workers.standby import Standbys, StandbySettings, standbys_of
-from .base import MOST_LOOKS, BaseEngine, chosen, has_step, some_can_stay
+from .base import MOST_LOOKS, BaseEngine, chosen
 
 _POLL_S = 0.5  # how often the capacity file is read, and a standby asked whether it is ready
 _BEGINS_S = 3.0  # an attempt whose processes are warm has begun before
@@ -135,15 +135,13 @@ class LocalEngine(BaseEngine):
         self._standbys = standbys
         self._workers: dict[int, WorkerProcess] = {}
         self._environments: dict[int, Mapping[str, str]] = {}  # of the attempt that runs
-        self._warmed = False  # what waits for the next attempt was started, or is about to be
-        self._warm_at: float | None = None  # when it is to be
+        self._warm_at: float | None = None  # when what waits for the next attempt is to start
         self._can_stay = False  # processes of this attempt can outlive it
         self._launched_s = 0.0
         self._coordinators = Coordinators(self._start_coordinator)
         self._wanted_room: Reserve | None = None
         self._capacity: int | None = None
         self._seen_room: int | None = None  # that was told while the job ran
-        self._told_room: int | None = None  # the last that was too little
         self._oom_kills = OomKills()
         self._unread = ""  # why the capacity file cannot be read
         self._poll_at = 0.0
@@ -152,6 +150,7 @@ class LocalEngine(BaseEngine):
 
     def _reserve(self, action: Reserve) -> None:
         self._wanted_room = action
+        self._poll_at = 0.0
 
     def _notify(self, action: Notify) -> None:
         if action.why != "SIGINT" or self._watch is None:
@@ -191,7 +190,6 @@ class LocalEngine(BaseEngine):
         attempt = self._attempt
         coordinator = self._coordinators.open(attempt, self._num_processes)
         self._coordinator = coordinator
-        self._warmed = False
         self._warm_at = None
         self._launched_s = time.monotonic()
         if self._standbys is not None:
@@ -324,14 +322,13 @@ class LocalEngine(BaseEngine):
             return events
         if self._warm_next() or self._settings.capacity_file is not None:
             timeout_s = _POLL_S if timeout_s is None else min(_POLL_S, timeout_s)
-        seen = super().events(timeout_s)
-        if not self._warmed and has_step(seen):
-            self._warmed = True
-            self._can_stay = some_can_stay(seen)
-            # The cores are for the steps that are made once more: a death so early costs a start.
-            self._warm_at = time.monotonic() + (_REDO_S if self._staying else 0.0)
-            self._get_ready()
-        return seen
+        return super().events(timeout_s)
+
+    def _on_first_step(self, *, can_stay: bool) -> None:
+        self._can_stay = can_stay
+        # The cores are for the steps that are made once more: a death so early costs a start.
+        self._warm_at = time.monotonic() + (_REDO_S if self._staying else 0.0)
+        self._get_ready()
 
     def _warm_next(self) -> bool:
         """Starts the next standbys; returns whether there may be more to start soon."""
@@ -341,7 +338,7 @@ class LocalEngine(BaseEngine):
             return False
         # An attempt that begins needs the cores. One that takes long waits for a process, which
         # may have to be replaced.
-        begins = not self._warmed and time.monotonic() - self._launched_s < _BEGINS_S
+        begins = not self._has_stepped and time.monotonic() - self._launched_s < _BEGINS_S
         return begins or self._standbys.warm_next()
 
     def _get_ready(self) -> bool:
@@ -359,7 +356,7 @@ class LocalEngine(BaseEngine):
 
     def _capacity_events(self) -> list[Event]:
         wanted = self._wanted_room
-        if wanted is None and time.monotonic() < self._poll_at:
+        if time.monotonic() < self._poll_at:
             return []
         capacity = self._read_capacity()
         self._poll_at = time.monotonic() + _POLL_S
@@ -376,18 +373,10 @@ class LocalEngine(BaseEngine):
         if capacity is not None:
             room = min(room, capacity)
         if room < wanted.min_processes:
-            return self._waiting(wanted, room)
+            why = f"room for {room} of at least {counted(wanted.min_processes, 'process')}"
+            return [Waiting(wanted.attempt, why)]
         self._wanted_room = None
-        self._told_room = None
         return [Reserved(wanted.attempt, room)]
-
-    def _waiting(self, wanted: Reserve, room: int) -> list[Event]:
-        """Returns the word that there is too little room, once for each number."""
-        if room == self._told_room:
-            return []
-        self._told_room = room
-        why = f"room for {room} of at least {counted(wanted.min_processes, 'process')}"
-        return [Waiting(wanted.attempt, why)]
 
     def _read_capacity(self) -> int | None:
         if self._settings.capacity_file is None:

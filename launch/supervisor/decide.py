@@ -151,7 +151,7 @@ def _schedule(job: Job, now: float, why: str) -> Decision:
     wanted = counted(job.max_processes, "process")
     if job.min_processes < job.max_processes:
         wanted = f"{job.min_processes} to {wanted}"
-    reserve = Reserve(attempt, job.min_processes, job.max_processes, job.policy.startup_timeout_s)
+    reserve = Reserve(attempt, job.min_processes, job.max_processes)
     return _decision(following, f"attempt {attempt} asks for {wanted}{why}", reserve)
 
 

@@ -382,7 +382,6 @@ class Reserve:
     attempt: int
     min_processes: int
     max_processes: int
-    timeout_s: float
 
 
 @dataclass(frozen=True)

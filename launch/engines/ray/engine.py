@@ -42,7 +42,7 @@ from ...workers.coordinator import HEARTBEAT_TIMEOUT_S, end_attempt
 from ...workers.output import Output, console_unless
 from ...workers.secrets import JobSecrets, require_cryptography, shown
 from ...workers.standby import StandbySettings
-from ..base import MOST_LOOKS, BaseEngine, chosen, has_step, some_can_stay
+from ..base import MOST_LOOKS, BaseEngine, chosen
 from .cluster import cluster_nodes, load_ray
 from .placement import Node, Placement, place_gang
 from .worker_actor import CoordinatorActor, HostActor, WorkerActor, WorkerUpdate
@@ -318,8 +318,8 @@ class RayEngine(BaseEngine):
         self._missed: set[int] = set()  # those that did not come, and are replaced
         self._spares: list[Gang] = []  # of one place each
         self._sparing: Turns[None] = _wait_for([], 0.0)  # goes on with each turn, too
-        # By machine, those without a standby; None: the attempt has made no step.
-        self._cold: dict[str, list[int]] | None = None
+        # By machine, those without a standby, once the attempt has made a step.
+        self._cold: dict[str, list[int]] = {}
         # Finds room or starts an attempt: each turn of the loop goes on with it.
         self._work: Turns[None] = _wait_for([], 0.0)
         self._outcomes: dict[int, bytes | None] = {}  # of the last attempt, by rank
@@ -364,7 +364,7 @@ class RayEngine(BaseEngine):
         """Has the attempt's coordinator start; returns the reference to where it is."""
         self._outcomes = dict.fromkeys(range(self._num_processes))
         self._relays = {}
-        self._cold = None
+        self._cold = {}
         self._sparing.close()
         self._coordinator = RayCoordinator(self._coordinators, self._attempt, self._gang.hosts)
         return self._coordinators.open.remote(self._attempt, self._num_processes)
@@ -735,21 +735,21 @@ class RayEngine(BaseEngine):
         self._poll_actors(0.0 if events or self._to_start else wait_s)
         while not self._queue.empty():
             events += super().events(0)
-        # One that was seen last may come when the attempt has been given back.
-        if self._watch is not None and self._cold is None and has_step(events):
-            self._cold = {each: self._gang.ranks_on(each) for each in self._gang.node_ids}
-            for node_id in self._cold:
-                self._warm_next(node_id)
-            if self._restarts and some_can_stay(events):
-                self._coordinators.prepare.remote(self._attempt + 1, self._num_processes)
-            self._sparing = self._hold_spares()
         next(self._sparing, None)
         # Last: the ends that were seen before it go by the numbers that it changes.
         return sorted(events, key=lambda event: isinstance(event, Unplaced))
 
+    def _on_first_step(self, *, can_stay: bool) -> None:
+        self._cold = {each: self._gang.ranks_on(each) for each in self._gang.node_ids}
+        for node_id in self._cold:
+            self._warm_next(node_id)
+        if self._restarts and can_stay:
+            self._coordinators.prepare.remote(self._attempt + 1, self._num_processes)
+        self._sparing = self._hold_spares()
+
     def _warm_next(self, node_id: str) -> None:
         """Has the next standby of a machine begin: the cores are for the steps."""
-        cold = (self._cold or {}).get(node_id)
+        cold = self._cold.get(node_id)
         if cold and (actor := self._gang.actors.get(cold.pop(0))) is not None:
             actor.warm.remote(self._spec.standby, restarts=self._restarts)
 

@@ -126,7 +126,7 @@ def test_events_come_in_order() -> None:
     its timeout.
     """
     engine = Recording(output())
-    engine.carry_out(Reserve(1, 1, 2, 1.0))
+    engine.carry_out(Reserve(1, 1, 2))
     engine.carry_out(Launch(1, 2))
     assert [engine.events(0) for _ in range(4)] == [
         [Reserved(1, 2)],

@@ -737,7 +737,7 @@ def test_where_processes_can_stay_the_next_coordinator_waits() -> None:
         engine.events(10)
         assert coordinators("waits").keys() == {1}, "nobody can stay"
         for attempt in (1, 2):
-            engine._warmed = False
+            engine._has_stepped = False
             engine._queue.put(Progressed(attempt, step=1, restartable=frozenset({0, 1})))
             while attempt + 1 not in coordinators("waits"):
                 engine.events(10)
@@ -871,7 +871,7 @@ def engine_of(count: int, *command: str) -> LocalEngine:
     """Returns an engine whose first attempt runs."""
     settings = RunSettings(restart=RestartPolicy(max_failures=1, grace_s=1), env=dict(os.environ))
     engine = LocalEngine(command, "j", settings, CollectedOutput())
-    engine.carry_out(Reserve(1, count, count, 60.0))
+    engine.carry_out(Reserve(1, count, count))
     engine.carry_out(Launch(1, count))
     return engine
 
@@ -892,11 +892,11 @@ def test_a_survivor_that_ends_while_the_next_attempt_opens_is_reported(
     engine = engine_of(2, "sleep", "600")
     opens = engine._open_watch
 
-    def open_late(address: str, attempt: int, credentials: Credentials | None = None) -> None:
+    def open_late(address: str, credentials: Credentials | None = None) -> None:
         worker = engine._workers[0]
         worker.kill()
         assert worker.wait(30)
-        opens(address, attempt, credentials)
+        opens(address, credentials)
 
     monkeypatch.setattr(engine, "_open_watch", open_late)
     with contextlib.closing(engine):

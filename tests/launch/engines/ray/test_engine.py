@@ -246,7 +246,7 @@ def test_an_attempt_that_cannot_start_is_over_at_once(fleet: Fleet) -> None:
 def test_a_stop_is_heard_while_actors_start(fleet: Fleet) -> None:
     """No turn of the loop waits for them; what has begun is given back."""
     its = RayEngine("j", spec(), command=["sleep", "600"], call=None, output=CollectedOutput())
-    its.carry_out(Reserve(1, 4, 4, 60.0))
+    its.carry_out(Reserve(1, 4, 4))
     seen: list[Event] = []
     turns: list[float] = []
 
@@ -286,7 +286,7 @@ def test_what_is_given_back_is_waited_for(fleet: Fleet) -> None:
     its = RayEngine("j", spec(), command=["true"], call=None, output=CollectedOutput())
     with contextlib.closing(its):
         for attempt, count in ((1, 2), (2, 4)):
-            its.carry_out(Reserve(attempt, 2, count, 60.0))
+            its.carry_out(Reserve(attempt, 2, count))
             while not (seen := its.events(None)):
                 pass
             assert seen == [Reserved(attempt, count)]
