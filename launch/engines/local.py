@@ -53,7 +53,7 @@ from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator, Coordinators
 from ..workers.environment import own_devices, worker_env
 from ..workers.output import LogFiles, Output, console_unless
 from ..workers.process import OomKills, WorkerProcess
-from ..workers.standby import Standbys, StandbySettings, standbys_of
+from ..workers.standby import NO_STANDBYS, Standbys, StandbySettings, standbys_of
 from .base import MOST_LOOKS, BaseEngine, chosen
 
 _POLL_S = 0.5  # how often the capacity file is read, and a standby asked whether it is ready
@@ -124,7 +124,7 @@ class LocalEngine(BaseEngine):
         settings: RunSettings,
         output: Output,
         *,
-        standbys: Standbys | None = None,
+        standbys: Standbys = NO_STANDBYS,
     ) -> None:
         super().__init__(output, settings.restart)
         self.errand = Errand(command, str(settings.cwd or working_folder()))
@@ -182,8 +182,7 @@ class LocalEngine(BaseEngine):
         self._open_attempt()
         self._environments = {}
         self._start_ordered()
-        if self._standbys is not None:
-            self._standbys.close()
+        self._standbys.close()
 
     def _open_attempt(self) -> None:
         """Begins to watch the attempt's coordinator."""
@@ -192,8 +191,7 @@ class LocalEngine(BaseEngine):
         self._coordinator = coordinator
         self._warm_at = None
         self._launched_s = time.monotonic()
-        if self._standbys is not None:
-            self._standbys.hold()
+        self._standbys.hold()
         self._open_watch(coordinator.address)
         coordinator.on_end(lambda code: self._on_coordinator_end(attempt, code))
 
@@ -277,15 +275,12 @@ class LocalEngine(BaseEngine):
         def on_exit(code: int) -> None:
             self._report_exit(Exited(spec.attempt, process, code, self._oom_kills.why(code)))
 
-        worker = None
-        if self._standbys is not None:
-            worker = self._standbys.take(process, env, on_line, on_exit)
-        if worker is None:
-            worker = WorkerProcess(
-                self._command, env, cwd=self._settings.cwd, on_line=on_line, on_exit=on_exit
-            )
         self._environments[process] = env
-        self._workers[process] = worker
+        self._workers[process] = self._standbys.take(
+            process, env, on_line, on_exit
+        ) or WorkerProcess(
+            self._command, env, cwd=self._settings.cwd, on_line=on_line, on_exit=on_exit
+        )
 
     def _on_coordinator_end(self, attempt: int, code: int) -> None:
         watch = self._watch
@@ -334,8 +329,6 @@ class LocalEngine(BaseEngine):
         """Starts the next standbys; returns whether there may be more to start soon."""
         if self._get_ready():
             return True
-        if self._standbys is None:
-            return False
         # An attempt that begins needs the cores. One that takes long waits for a process, which
         # may have to be replaced.
         begins = not self._has_stepped and time.monotonic() - self._launched_s < _BEGINS_S
@@ -348,8 +341,7 @@ class LocalEngine(BaseEngine):
         if self._warm_at is None or time.monotonic() < self._warm_at:
             return self._warm_at is not None
         self._warm_at = None
-        if self._standbys is not None:
-            self._standbys.warm(self._environments, in_turn=self._can_stay)
+        self._standbys.warm(self._environments, in_turn=self._can_stay)
         if self._can_stay and self._policy.max_failures:
             self._prepare(PrepareNext(self._attempt + 1, self._num_processes))
         return False
@@ -415,8 +407,7 @@ class LocalEngine(BaseEngine):
             worker.wait(_KILLED_END_S)
         self._release()
         self._coordinators.close()
-        if self._standbys is not None:
-            self._standbys.close()
+        self._standbys.close()
 
 
 def run_local(

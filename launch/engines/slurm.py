@@ -81,8 +81,18 @@ class _Step:
     """One srun, and what its tasks have reported."""
 
     def __init__(
-        self, attempt: int, processes: Sequence[int], node: str, lost: frozenset[str]
+        self,
+        attempt: int,
+        processes: Sequence[int],
+        words: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        node: str,
+        lost: frozenset[str],
+        on_line: Callable[[_Step, str], None],
+        on_exit: Callable[[_Step, int], None],
     ) -> None:
+        """Starts srun with further options, and what each task runs."""
         self.attempt = attempt
         self.processes = processes  # of the tasks, in order
         self.node = node  # where it is to be; "": wherever Slurm has it
@@ -91,23 +101,13 @@ class _Step:
         self.begun: set[int] = set()
         self._to_end: set[int] = set()
         self._name = ""  # Slurm's, once a task has begun
-        self._told, orders = os.pipe()
+        told, orders = os.pipe()
         os.set_blocking(orders, False)
         self._orders = os.fdopen(orders, "wb", buffering=0)
-        self._srun: WorkerProcess | None = None
-
-    def start(
-        self,
-        words: Sequence[str],
-        env: Mapping[str, str],
-        on_line: Callable[[str], None],
-        on_exit: Callable[[int], None],
-    ) -> None:
-        """Starts srun with further options, and what each task runs."""
         command = [
             "srun",
-            f"--ntasks={len(self.processes)}",
-            f"--input=/dev/fd/{self._told}",
+            f"--ntasks={len(processes)}",
+            f"--input=/dev/fd/{told}",
             "--label",
             "--no-kill",
             "--kill-on-bad-exit=0",
@@ -115,11 +115,16 @@ class _Step:
             "--quit-on-interrupt",
             *words,
         ]
-        # A line that overwrites itself begins with a label, which folding would take.
-        self._srun = WorkerProcess(
-            command, env, on_line=on_line, on_exit=on_exit, pass_fds=[self._told], folds=False
-        )
-        os.close(self._told)
+        with os.fdopen(told):
+            # A line that overwrites itself begins with a label, which folding would take.
+            self._srun = WorkerProcess(
+                command,
+                env,
+                on_line=partial(on_line, self),
+                on_exit=partial(on_exit, self),
+                pass_fds=[told],
+                folds=False,
+            )
 
     @property
     def could_not_begin(self) -> bool:
@@ -154,8 +159,7 @@ class _Step:
 
     def kill(self) -> None:
         """Ends srun, and with it the step."""
-        if self._srun is not None:
-            self._srun.kill()
+        self._srun.kill()
 
 
 class SlurmEngine(BaseEngine):
@@ -234,14 +238,18 @@ class SlurmEngine(BaseEngine):
         secrets = self._secrets.to_env() if self._secrets else {}
         # Where other steps have the nodes, srun tries again for ever.
         limit_s = math.ceil(min(max(1.0, self._policy.startup_timeout_s), FOR_EVER_S))
-        step = _Step(self._attempt, processes, node, frozenset(self._lost()))
-        self._steps.append(step)
-        step.start(
-            [f"--immediate={limit_s}", *options, *task],
-            self._env | secrets,
-            partial(self._on_line, step),
-            partial(self._on_srun_exit, step),
-        )
+        with self._changed:  # what it prints, and its end, come after it is known
+            step = _Step(
+                self._attempt,
+                processes,
+                [f"--immediate={limit_s}", *options, *task],
+                self._env | secrets,
+                node=node,
+                lost=frozenset(self._lost()),
+                on_line=self._on_line,
+                on_exit=self._on_srun_exit,
+            )
+            self._steps.append(step)
 
     def _rejoin(self, action: Rejoin) -> None:
         self._open_attempt()

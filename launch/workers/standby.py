@@ -85,17 +85,17 @@ def standbys_of(
     cwd: str | Path | None,
     restarts: bool,
     say: Callable[[str], None],
-) -> Standbys | None:
-    """Returns the standbys of a job, None where it is to have none.
+) -> Standbys:
+    """Returns the standbys of a job, `NO_STANDBYS` where it is to have none.
 
     Where standbys were asked for and cannot be had, `say` gets the reason.
     """
     if not (restarts if settings.wanted is None else settings.wanted):
-        return None
+        return NO_STANDBYS
     if why := why_cold(command, env, cwd):
         if settings.wanted:
             say(f"no standbys, each attempt starts cold: {why}")
-        return None
+        return NO_STANDBYS
     return Standbys(command, cwd=cwd, preload=settings.preload, say=say)
 
 
@@ -259,6 +259,7 @@ class Standbys:
         cwd: str | Path | None,
         preload: Sequence[str],
         say: Callable[[str], None],
+        useless: bool = False,
     ) -> None:
         self._command = list(command)
         self._cwd = cwd
@@ -269,7 +270,7 @@ class Standbys:
         self._held: list[Standby] = []
         self._wanted: dict[int, Mapping[str, str]] = {}
         self._at_once = 0  # may import
-        self._useless = False
+        self._useless = useless  # none is started
 
     def warm(self, environments: Mapping[int, Mapping[str, str]], *, in_turn: bool = False) -> None:
         """Starts one for each process that has none, with the environment of the process.
@@ -382,3 +383,6 @@ class Standbys:
         for each in self._taken:
             each.close()
         self._taken.clear()
+
+
+NO_STANDBYS = Standbys((), cwd=None, preload=(), say=lambda line: None, useless=True)

@@ -45,7 +45,7 @@ from ...workers.standby import StandbySettings
 from ..base import MOST_LOOKS, BaseEngine, chosen
 from .cluster import cluster_nodes, load_ray
 from .placement import Node, Placement, place_gang
-from .worker_actor import CoordinatorActor, HostActor, WorkerActor, WorkerUpdate
+from .worker_actor import CoordinatorActor, HostActor, Program, WorkerActor, WorkerUpdate
 
 _POLL_S = 0.5  # how often the cluster is asked
 _UPDATE_S = 0.5  # how long an actor may hold back an update
@@ -135,29 +135,18 @@ def run(
     when it was preempted, Fatal when a restart cannot help. Nothing is raised for a job that fails:
     see `result.job.error`.
     """
-    return _run(
-        spec,
-        call=load_ray().cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))),
-        output=None,
-        address=address,
-    )
+    call = load_ray().cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
+    return _run(spec, Program(call=call, env=dict(spec.env)), None, address)
 
 
 def run_command(
     command: Sequence[str], spec: JobSpec, *, output: Output | None = None, address: str = "auto"
 ) -> RayResult:
     """Runs `command` as the processes of a job on a Ray cluster. Blocks to its end."""
-    return _run(spec, command=list(command), output=output, address=address)
+    return _run(spec, Program(list(command), env=dict(spec.env)), output, address)
 
 
-def _run(
-    spec: JobSpec,
-    *,
-    command: list[str] | None = None,
-    call: bytes | None = None,
-    output: Output | None,
-    address: str,
-) -> RayResult:
+def _run(spec: JobSpec, program: Program, output: Output | None, address: str) -> RayResult:
     ray = load_ray()
     if not spec.insecure:
         require_cryptography()
@@ -166,7 +155,7 @@ def _run(
     job_id = spec.job_id or f"ray-{uuid.uuid4().hex[:12]}"
     job = spec.job(job_id)
     with console_unless(output, spec.num_processes) as lines:
-        engine = RayEngine(job_id, spec, command=command, call=call, output=lines)
+        engine = RayEngine(job_id, spec, program, lines)
         return RayResult(engine.run(job), engine.values())
 
 
@@ -290,24 +279,15 @@ class RayCoordinator:
 class RayEngine(BaseEngine):
     """Runs a job's processes as children of actors of a Ray cluster."""
 
-    def __init__(
-        self,
-        job_id: str,
-        spec: JobSpec,
-        *,
-        command: list[str] | None,
-        call: bytes | None,
-        output: Output,
-    ) -> None:
+    def __init__(self, job_id: str, spec: JobSpec, program: Program, output: Output) -> None:
         super().__init__(output, spec.restart)
         # The slices of a TPU job meet where their first hosts are: none of them is moved alone.
         self.replaces = spec.num_slices == 1
-        self.errand = Errand(command or ())
+        self.errand = Errand(program.command)
         self._job_id = job_id
         self._spec = spec
         self._restarts = spec.job(job_id).may_restart
-        self._command = command
-        self._call = call
+        self._program = program
         self._why_waiting = ""
         self._gang = Gang()
         self._kept: Gang | None = None  # of the attempt before, for the next
@@ -383,10 +363,7 @@ class RayEngine(BaseEngine):
         yield from self._answers(self._open_relays(ranks), ranks, deadline)
         actors = self._gang.actors
         started = [
-            actors[rank].start.remote(
-                self._command, self._call, self._process_spec(rank), dict(self._spec.env)
-            )
-            for rank in ranks
+            actors[rank].start.remote(self._program, self._process_spec(rank)) for rank in ranks
         ]
         replaced = yield from self._answers(started, ranks, deadline)
         for rank, lines in zip(ranks, replaced, strict=True):
@@ -641,9 +618,7 @@ class RayEngine(BaseEngine):
                 continue
             self._spares.append(spare)
             spare.start_actors(spec.resources)
-            spare.actors[0].prepare.remote(
-                self._command, self._call, self._process_spec(0), dict(spec.env)
-            )
+            spare.actors[0].prepare.remote(self._program, self._process_spec(0))
             spare.actors[0].warm.remote(spec.standby, restarts=self._restarts)
 
     def _take_spares(self, ranks: Sequence[int]) -> list[int]:
