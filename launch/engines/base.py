@@ -60,7 +60,7 @@ from ..supervisor.job import (
 from ..supervisor.ledger import Errand, Ledger
 from ..view import LiveView
 from ..workers.output import Output
-from ..workers.progress_watch import ProcessReport, ProgressWatch, newest
+from ..workers.progress_watch import ProgressWatch, newest
 from ..workers.raised import RAISED
 from ..workers.signals import passing_on
 
@@ -96,7 +96,7 @@ class BaseEngine(Engine):
     """Queues events and signals, and takes actions apart: an engine adds a method for each action.
 
     It keeps the processes that outlive an attempt, and its coordinator until all of them are in the
-    next one. Everything but `forward`, `progress` and `status` belongs to the thread that made it.
+    next one. Everything but `forward`, `tasks` and `status` belongs to the thread that made it.
     """
 
     replaces = True  # it is given Rejoin and Replace
@@ -118,9 +118,6 @@ class BaseEngine(Engine):
         self.launched_ms = time.time_ns() // 1_000_000
         self._to_start: set[int] = set()  # those of this attempt whose start was ordered
         self._watch: ProgressWatch | None = None
-        self._explaining = threading.Lock()
-        self._explained: ProgressWatch | None = None
-        self._why_hung = ""  # in the attempt of that watch
         self._status = session_pb2.StatusResponse()
         self._came_s = 0.0  # when that came
         # Of the launcher, and of the attempts that are over.
@@ -422,10 +419,10 @@ class BaseEngine(Engine):
         """
         self._queue.put(partial(self._on_signal, signal.Signals(number)))
 
-    def progress(self) -> tuple[ProcessReport, ...]:
-        """Returns what the processes of this attempt last reported."""
+    def tasks(self) -> Sequence[session_pb2.TaskStatus]:
+        """Returns the processes of this attempt as they were told last."""
         watch = self._watch
-        return watch.processes if watch is not None else ()
+        return watch.status.tasks if watch is not None else ()
 
     def status(self) -> session_pb2.StatusResponse:
         """Returns the last status of this attempt, or of the one before where there is none yet.
@@ -521,7 +518,7 @@ class BaseEngine(Engine):
             watch.report_exit(event.process, event.code)
             watch.refresh()
             joined = event.process in watch.joined
-            why = self._explain_hang(watch) if event.code == HANG else ""
+            why = watch.explain_hang() if event.code == HANG else ""
             event = replace(event, why=why or event.why or watch.last_words(event.process))
             met = watch.attempt - watch.gathers
             # A pipe ends with the code of its last command, and some shells with 0.
@@ -531,22 +528,6 @@ class BaseEngine(Engine):
         if event.code in _BY_SIGTERM and not self._sent_sigterm and not joined:
             self._queue.put(Noticed(f"process {event.process} (SIGTERM before it had joined)"))
         self._queue.put(replace(event, met=met))
-
-    def _explain_hang(self, watch: ProgressWatch) -> str:
-        """Returns which processes keep the others waiting, and where, "" where that is not known;
-        says it once in an attempt.
-
-        The processes that hang have left their stacks at the coordinator.
-        """
-        with self._explaining:
-            if self._explained is not watch:
-                self._explained = watch
-                # Those that have failed did so because it hangs.
-                found = [each.text for each in watch.diagnose() if each.kind != "failed"]
-                self._why_hung = "; ".join(found[:1])
-                for text in found:
-                    self._output.say(f"hang: {text}")
-            return self._why_hung
 
     def _close_watch(self) -> None:
         watch = self._watch
@@ -565,7 +546,7 @@ class BaseEngine(Engine):
         The job's changes of state go to the output, and at last how it ended.
         """
         if view is not None:
-            view.follow(self.progress)
+            view.follow(self.tasks)
 
         def on_decision(before: Job, decision: Decision, event: Event, ledger: Ledger) -> None:
             if view is not None:

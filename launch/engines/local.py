@@ -104,7 +104,7 @@ class RunSettings:
         """Returns the job before its first attempt. ValueError: numbers that do not fit."""
         return Job(
             self.job_id or f"local-{uuid.uuid4().hex[:12]}",
-            self.min_processes or num_processes,
+            num_processes if self.min_processes is None else self.min_processes,
             num_processes,
             self.restart,
             attempt=self.first_attempt - 1,

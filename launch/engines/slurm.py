@@ -27,6 +27,7 @@ from holdfast.coordination.diagnosis.findings import LOST
 from holdfast.coordination.diagnosis.summary import counted
 from holdfast.multihost import Preempted
 from holdfast.multihost.start.launchers import slurm_attempt
+from holdfast.proto import coordination_pb2
 
 from ..external.task import ALL, MARK
 from ..supervisor.engine import JobResult
@@ -430,11 +431,12 @@ class SlurmEngine(BaseEngine):
         lost, of those that others can outlive: srun does not say whose machine is gone.
         """
         seen = super().events(_POLL_S if timeout_s is None else min(timeout_s, _POLL_S))
-        for each in self.progress():
-            if each.restartable and LOST in each.error and not each.connected:
+        for task in self.tasks():
+            is_lost = LOST in task.error and task.state != coordination_pb2.CONNECTED
+            if is_lost and task.progress.values.get("restartable"):
                 for step in self._steps.copy():
-                    if step.attempt == self._lives[each.process]:
-                        self._note_end(step, each.process, -9, each.error)
+                    if step.attempt == self._lives[task.task_id]:
+                        self._note_end(step, task.task_id, -9, task.error)
         return seen
 
     # --- Orders

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from holdfast.launch import LiveView
 from holdfast.launch.supervisor.job import Job, State
-from holdfast.launch.workers.progress_watch import ProcessReport
 from holdfast.proto import session_pb2
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
@@ -51,10 +50,10 @@ def test_the_live_view_on_a_terminal() -> None:
     assert b"\x1b[36m[0] " in seen
 
 
-def report(step: int, saved: int, rate: float) -> ProcessReport:
+def report(step: int, saved: int, rate: float) -> session_pb2.TaskStatus:
     """Returns what process 0 reports."""
     progress = session_pb2.ReportRequest(step=step, saved_step=saved)
-    return ProcessReport.of(session_pb2.TaskStatus(progress=progress, steps_per_second=rate))
+    return session_pb2.TaskStatus(progress=progress, steps_per_second=rate)
 
 
 def test_the_table_tells_step_rate_and_last_save() -> None:

@@ -98,10 +98,14 @@ class JobSpec:
                 f"resources={dict(self.resources)}: a process needs at least some of one resource"
             )
 
+    @property
+    def least(self) -> int:
+        """The fewest processes that it runs with."""
+        return self.num_processes if self.min_processes is None else self.min_processes
+
     def job(self, job_id: str) -> Job:
         """Returns the job before its first attempt. ValueError: numbers that do not fit."""
-        least = self.min_processes or self.num_processes
-        return Job(job_id, least, self.num_processes, self.restart)
+        return Job(job_id, self.least, self.num_processes, self.restart)
 
 
 @dataclass(frozen=True)
@@ -577,7 +581,7 @@ class RayEngine(BaseEngine):
             found = placement.why_not_more or "what was free is not any more"
             why = found if spec.spares else f"{found}; --spares would have held a place"
             others = max(len(self._gang.node_ids), ranks[-1] + 1) - count
-            if others >= (spec.min_processes or spec.num_processes):
+            if others >= spec.least:
                 full = f"{_those(ranks)} cannot be placed: {why}"
                 yield [Unplaced(self._attempt, frozenset(ranks), full)]
             if why != told:

@@ -134,7 +134,7 @@ def test_events_come_in_order() -> None:
         [Exited(1, 1, 0, met=-1)],
         [],
     ]
-    assert engine.events(0.01) == [] and engine.progress() == ()
+    assert engine.events(0.01) == [] and engine.tasks() == ()
 
 
 def test_the_coordinator_hears_of_an_exit_first() -> None:
@@ -196,7 +196,7 @@ def test_the_reasons_of_a_job_go_to_output() -> None:
         "holdfast: failed: process 0 of 2 ended with exit code 3 in attempt 1; 1 attempt, no step"
         in stderr.getvalue().splitlines()[-1]
     )
-    assert view.progress == engine.progress and signal.getsignal(signal.SIGTERM) is before
+    assert view._tasks == engine.tasks and signal.getsignal(signal.SIGTERM) is before
 
 
 def test_those_that_join_again_are_told_why_it_ends() -> None:

@@ -23,6 +23,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -39,6 +40,7 @@ from holdfast.launch import (
     RunSettings,
     StandbySettings,
     WorkerFailed,
+    ray,
     run_local,
 )
 from holdfast.launch.engines import local
@@ -865,6 +867,13 @@ def test_bad_input_is_one_clear_error() -> None:
     ):
         refused = CliRunner().invoke(main, ["run", "-n", "1", *options, "--", "true"])
         assert refused.exit_code == 2 and sentence in refused.stderr
+
+
+def test_no_process_at_all_is_no_number_of_them() -> None:
+    """Nobody who asks for 0 at least gets a job that needs all."""
+    for job in (partial(RunSettings(min_processes=0).job, 2), partial(ray.JobSpec(2, 0).job, "j")):
+        with pytest.raises(ValueError, match="found 0 and 2"):
+            job()
 
 
 def engine_of(count: int, *command: str) -> LocalEngine:

@@ -33,7 +33,6 @@ from holdfast.launch.supervisor.job import (
 from holdfast.launch.workers import progress_watch
 from holdfast.launch.workers.coordinator import Coordinator
 from holdfast.launch.workers.progress_watch import (
-    ProcessReport,
     ProgressWatch,
     newest,
 )
@@ -93,11 +92,14 @@ class Watched:
     def report(self, process: int, step: int, **progress: float) -> None:
         """Reports, and waits until the coordinator has it."""
         self.clients[process].report(step=step, **progress)
-        while not any(
-            (each.process, each.step) == (process, step) for each in self.watch.processes
-        ):
+        while (process, step) not in self.steps():
             self.watch.refresh()
             time.sleep(0.01)
+
+    def steps(self) -> list[tuple[int, int]]:
+        """Returns the processes that have told a step, with it."""
+        tasks = self.watch.status.tasks
+        return [(task.task_id, task.progress.step) for task in tasks if task.progress.step]
 
 
 @pytest.fixture
@@ -114,10 +116,7 @@ def test_the_best_progress_is_reported_once(watched: Watched) -> None:
     assert found == [Progressed(3, 5, -1, saves=JOINED), Progressed(3, 5, 2, saves=JOINED)]
     watched.watch.refresh()
     assert watched.events.empty()
-    assert [(each.process, each.step, each.saved_step) for each in watched.watch.processes] == [
-        (0, 5, -1),
-        (1, 4, 2),
-    ]
+    assert watched.steps() == [(0, 5), (1, 4)]
 
 
 def test_a_new_coordinator_knows_what_was_before(watched: Watched) -> None:
@@ -267,7 +266,7 @@ def test_who_does_not_ask_and_goes_on_is_named(watched: Watched) -> None:
     watched.report(0, 6)
     watched.clients[1].key_value_set(NOTICE, json.dumps({"reason": "SIGTERM"}))
     watched.watch.refresh()
-    wait_until(lambda: watched.watch._deaf is not None)
+    wait_until(lambda: watched.watch._at_notice is not None)
     assert watched.said == []
     watched.report(1, 7)
     watched.report(0, 7)
@@ -283,16 +282,16 @@ def test_devices_that_are_behind_are_told_at_a_notice(watched: Watched) -> None:
     """By the time that a save waits for them, and the steps that the loop made in such a time: from
     two seconds on, and again once the time has doubled. Without a notice a wait is the loop's own.
     """
-    for step in range(4):
+    for step in range(1, 5):
         watched.report(1, step, for_devices_s=9.0)
         time.sleep(0.2)
-    wait_until(lambda: watched.watch._rates.get(1, 0) > 0)
-    watched.report(1, 4, for_devices_s=0.0)
+    wait_until(lambda: watched.watch.status.tasks[1].steps_per_second > 0)
+    watched.report(1, 5, for_devices_s=0.0)
     assert watched.said == []
     watched.clients[1].key_value_set(NOTICE, json.dumps({"reason": "SIGTERM"}))
     watched.watch.refresh()
     for waits_s in (1.5, 3.0, 5.0, 6.0):
-        watched.report(1, 5 + int(waits_s), for_devices_s=waits_s, asks_preemption=1)
+        watched.report(1, 6 + int(waits_s), for_devices_s=waits_s, asks_preemption=1)
         time.sleep(0.7)
     said = re.compile(
         r"process 1: a save has waited (\d) s for its devices, which are \d+ steps or more behind;"
@@ -376,10 +375,10 @@ def test_a_coordinator_that_is_gone_is_no_event(watched: Watched) -> None:
     """What was reported stands; asking again neither raises nor reports."""
     watched.report(0, 5)
     watched.events.get(timeout=30)
-    before: tuple[ProcessReport, ...] = watched.watch.processes
+    before = watched.watch.status
     watched.coordinator.close()
     watched.watch.refresh()
-    assert watched.events.empty() and watched.watch.processes == before
+    assert watched.events.empty() and watched.watch.status == before
 
 
 def test_a_coordinator_that_ended_in_order_was_not_needed(watched: Watched) -> None:
