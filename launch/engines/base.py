@@ -556,6 +556,8 @@ class BaseEngine(Engine):
         with passing_on(self.forward):
             result = supervise(job, self, on_decision=on_decision)
         self._leave_verdict(result)
+        if self.log_folder is not None:
+            self._leave_status(self.log_folder / "status.json", result)
         say = self._output.say
         if result.step >= 0:
             say(describe_goodput(vars(result.goodput)))
@@ -574,7 +576,7 @@ class BaseEngine(Engine):
             if self._address:  # without a coordinator the job has said the same
                 self._output.say(f"`holdfast status` will not find how the job ended: {error}")
 
-    def leave_status(self, file: Path, result: JobResult) -> None:
+    def _leave_status(self, file: Path, result: JobResult) -> None:
         """Writes how the job ended, its last status and its history, as JSON.
 
         `holdfast run` makes a page of it.

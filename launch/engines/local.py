@@ -430,14 +430,13 @@ def run_local(
     if not command:
         raise ValueError("no command to run")
     job = settings.job(num_processes)
-    folder = settings.log_folder
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(console_unless(output, num_processes))
         lines = output
-        if folder is not None:
-            lines = stack.enter_context(contextlib.closing(LogFiles(output, folder)))
+        if settings.log_folder is not None:
+            files = LogFiles(output, settings.log_folder)
+            lines = stack.enter_context(contextlib.closing(files))
         environment = _keeping_compiled(settings, lines)
-        settings = replace(settings, env=environment)
         standbys = standbys_of(
             command,
             environment,
@@ -446,16 +445,12 @@ def run_local(
             restarts=job.may_restart,
             say=lines.say,
         )
+        settings = replace(settings, env=environment)
         engine = LocalEngine(command, job.job_id, settings, lines, standbys=standbys)
-        if settings.metrics is not None:
-            where = settings.metrics
-            server = stack.enter_context(MetricsServer(engine.status, where.port, where.host))
-            lines.say(f"metrics at http://{join_address(where.host, server.port)}/metrics")
-        view = output if isinstance(output, LiveView) else None
-        result = engine.run(job, view)
-        if folder is not None:
-            engine.leave_status(folder / "status.json", result)
-        return result
+        if (metrics := settings.metrics) is not None:
+            server = stack.enter_context(MetricsServer(engine.status, metrics.port, metrics.host))
+            lines.say(f"metrics at http://{join_address(metrics.host, server.port)}/metrics")
+        return engine.run(job, output if isinstance(output, LiveView) else None)
 
 
 def _keeping_compiled(settings: RunSettings, output: Output) -> dict[str, str]:

@@ -524,22 +524,16 @@ def run_slurm(
         )
     if not settings.insecure:
         require_cryptography()
-    nodes = int(environment.get("SLURM_JOB_NUM_NODES") or 1)
-    used = nodes - settings.spares
-    if not 0 < used <= nodes:
-        raise ValueError(
-            f"spares={settings.spares} in an allocation of {counted(nodes, 'node')}: expected"
-            f" 0 to {nodes - 1}"
-        )
-    # With --ntasks, --ntasks-per-node is the most that a node has.
-    tasks = int(environment.get("SLURM_NTASKS") or 0)
-    fitting = int(environment.get("SLURM_NTASKS_PER_NODE") or 0) * used
-    num_processes = min(filter(None, (tasks, fitting)), default=used)
-    host = settings.host or (own_host() if nodes > 1 else "127.0.0.1")
-    before = slurm_attempt(environment) - 1
-    policy = settings.restart
-    job = Job(f"slurm-{slurm_job}", num_processes, num_processes, policy, attempt=before)
-    of_srun = {**environment, "SLURM_NNODES": str(used)}
+    nodes, num_processes = _size(environment, settings.spares)
+    job = Job(
+        f"slurm-{slurm_job}",
+        num_processes,
+        num_processes,
+        settings.restart,
+        attempt=slurm_attempt(environment) - 1,
+    )
+    host = settings.host or (own_host() if nodes + settings.spares > 1 else "127.0.0.1")
+    of_srun = {**environment, "SLURM_NNODES": str(nodes)}
     with console_unless(output, num_processes) as lines:
         engine = SlurmEngine(command, job.job_id, of_srun, lines, host=host, settings=settings)
         with passing_on(engine.forward, signal.SIGUSR1):
@@ -548,6 +542,23 @@ def run_slurm(
             if is_ours and settings.requeue:
                 _hand_back(slurm_job, lines)
     return result
+
+
+def _size(environment: Mapping[str, str], spares: int) -> tuple[int, int]:
+    """Returns how many nodes of the allocation the job uses beside its spares, and with how many
+    processes.
+    """
+    nodes = int(environment.get("SLURM_JOB_NUM_NODES") or 1)
+    used = nodes - spares
+    if not 0 < used <= nodes:
+        raise ValueError(
+            f"spares={spares} in an allocation of {counted(nodes, 'node')}: expected"
+            f" 0 to {nodes - 1}"
+        )
+    # With --ntasks, --ntasks-per-node is the most that a node has.
+    tasks = int(environment.get("SLURM_NTASKS") or 0)
+    fitting = int(environment.get("SLURM_NTASKS_PER_NODE") or 0) * used
+    return used, min(filter(None, (tasks, fitting)), default=used)
 
 
 def _hand_back(slurm_job: str, output: Output) -> None:

@@ -575,9 +575,8 @@ def _rejoin(
         wake_at=wake_at,
     )
     following = _start_anew(following, everybody - staying - going)
-    attempt = following.attempt
     rejoin = Rejoin(
-        attempt,
+        following.attempt,
         len(everybody),
         staying | going,
         why,
@@ -585,7 +584,7 @@ def _rejoin(
         going=going,
         numbers_before=numbers_before,
     )
-    stay = f"{_who(staying, 'stays', 'stay')} for attempt {attempt}"
+    stay = f"{_who(staying, 'stays', 'stay')} for attempt {following.attempt}"
     new = f", {_list(everybody - staying)} new" if everybody - staying else ""
     gone = f", {_list(following.surplus)} not" if following.surplus else ""
     reason = f"{why}; {stay}{new}{gone}"

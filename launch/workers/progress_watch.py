@@ -296,7 +296,8 @@ class ProgressWatch:
 
     def _own_words(self, process: int) -> str:
         tasks = self.status.tasks
-        return own_words(process, tasks[process].error) if tasks else ""
+        # None has answered yet, or it is one of the attempt before, which had more.
+        return own_words(process, tasks[process].error) if process < len(tasks) else ""
 
     @property
     def with_session(self) -> frozenset[int]:

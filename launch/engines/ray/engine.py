@@ -502,8 +502,8 @@ class RayEngine(BaseEngine):
             deadline = time.monotonic() + self._spec.restart.startup_timeout_s
             while ranks := sorted(self._to_start):
                 yield from self._say_missed()
-                yield from self._seat(ranks, deadline)
                 try:
+                    yield from self._seat(ranks, deadline)
                     yield from self._start(ranks, deadline)
                 except exceptions.RayTaskError:  # what an actor itself raises
                     raise
@@ -527,45 +527,36 @@ class RayEngine(BaseEngine):
     def _seat(self, ranks: Sequence[int], deadline: float) -> Turns[None]:
         """Sees that processes have actors that answer: on other machines where theirs have gone.
 
-        Raises TimeoutError after the deadline.
+        Raises what `_answers` does; an actor that has failed is there no more then.
         """
         ray = load_ray()
         gang = self._gang
-        asked: dict[int, Any] = {}
-        missing = set(ranks)
-        while missing:
-            # Whether its machine has gone with an actor, Ray may know only later.
-            self._take_spares([rank for rank in sorted(missing) if rank not in gang.actors])
-            lost = {node.node_id for node in gang.lost_machines(missing)}
-            away = sorted(rank for rank in missing if gang.node_ids[rank] in lost)
-            for rank in away:
-                asked.pop(rank, None)
-                if (actor := gang.actors.pop(rank, None)) is not None:
-                    ray.kill(actor)
-            if away:
-                yield from self._move(away, deadline)
-            gang.start_actors(self._spec.resources)
-            for rank in missing - asked.keys():
-                asked[rank] = gang.actors[rank].pid.remote()
-            refs = [asked[rank] for rank in missing]
-            ray.wait(refs, num_returns=len(refs), timeout=_TURN_S)
-            for rank in sorted(missing):
+        # Whether its machine has gone with an actor, Ray may know only later.
+        self._take_spares([rank for rank in ranks if rank not in gang.actors])
+        lost = {node.node_id for node in gang.lost_machines(ranks)}
+        away = [rank for rank in ranks if gang.node_ids[rank] in lost]
+        for rank in away:
+            if (actor := gang.actors.pop(rank, None)) is not None:
+                ray.kill(actor)
+        if away:
+            yield from self._move(away, deadline)
+        gang.start_actors(self._spec.resources)
+        asked = {rank: gang.actors[rank].pid.remote() for rank in ranks}
+        try:
+            yield from self._answers(list(asked.values()), ranks, deadline)
+        except ray.exceptions.RayError:
+            for rank, ref in asked.items():
                 try:
-                    ray.get(asked[rank], timeout=0)
-                    missing.discard(rank)
+                    ray.get(ref, timeout=0)
                 except ray.exceptions.GetTimeoutError:
                     continue
                 except ray.exceptions.RayError:
-                    del asked[rank], gang.actors[rank]
-            self._check_deadline(missing, deadline, "its actor does not answer")
-            if missing - asked.keys():  # some failed at once
-                yield from _pause()
-            elif missing:
-                yield []
+                    del gang.actors[rank]
+            raise
 
     def _move(self, ranks: Sequence[int], deadline: float) -> Turns[None]:
         """Reserves machines for processes that have lost theirs, or are new; says where there is no
-        room, and the job may go on without them. Raises as `_seat` does.
+        room, and the job may go on without them. Raises TimeoutError after the deadline.
         """
         spec = self._spec
         told = ""
@@ -591,7 +582,7 @@ class RayEngine(BaseEngine):
             yield from _pause()
 
     def _check_deadline(self, ranks: Collection[int], deadline: float, why: str) -> None:
-        if ranks and time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             limit_s = self._spec.restart.startup_timeout_s
             raise TimeoutError(
                 f"{_those(ranks)} cannot be replaced within startup_timeout_s={limit_s:g}: {why}"
