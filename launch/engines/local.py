@@ -313,8 +313,7 @@ class LocalEngine(BaseEngine):
         attempt after the first step of this one: the kernel ends standbys with the thread that has
         started them, and this thread outlives them.
         """
-        if events := self._capacity_events():
-            return events
+        self._look_for_room()
         if self._warm_next() or self._settings.capacity_file is not None:
             timeout_s = _POLL_S if timeout_s is None else min(_POLL_S, timeout_s)
         return super().events(timeout_s)
@@ -343,32 +342,30 @@ class LocalEngine(BaseEngine):
         self._warm_at = None
         self._standbys.warm(self._environments, in_turn=self._can_stay)
         if self._can_stay and self._policy.max_failures:
-            self._prepare(PrepareNext(self._attempt + 1, self._num_processes))
+            self._coordinators.prepare(self._attempt + 1, self._num_processes)
         return False
 
-    def _capacity_events(self) -> list[Event]:
+    def _look_for_room(self) -> None:
+        """Queues what the capacity file says, for an attempt that waits for room or runs."""
         wanted = self._wanted_room
         if time.monotonic() < self._poll_at:
-            return []
+            return
         capacity = self._read_capacity()
         self._poll_at = time.monotonic() + _POLL_S
-        if wanted is None:
-            if capacity is None or not self._workers:
-                return []
+        if wanted is not None:
+            room = wanted.max_processes if capacity is None else min(capacity, wanted.max_processes)
+            if room < wanted.min_processes:
+                why = f"room for {room} of at least {counted(wanted.min_processes, 'process')}"
+                self._queue.put(Waiting(wanted.attempt, why))
+                return
+            self._wanted_room = None
+            self._queue.put(Reserved(wanted.attempt, room))
+        elif capacity is not None and self._workers:
             if capacity != self._seen_room and self._watch is not None:
                 # Who leaves hangs on who can stay, which the launcher may not have heard yet.
                 self._watch.refresh()
             self._seen_room = capacity
             self._queue.put(Capacity(capacity))
-            return []
-        room = wanted.max_processes
-        if capacity is not None:
-            room = min(room, capacity)
-        if room < wanted.min_processes:
-            why = f"room for {room} of at least {counted(wanted.min_processes, 'process')}"
-            return [Waiting(wanted.attempt, why)]
-        self._wanted_room = None
-        return [Reserved(wanted.attempt, room)]
 
     def _read_capacity(self) -> int | None:
         if self._settings.capacity_file is None:

@@ -117,10 +117,6 @@ class Reported:
         )
 
 
-def _nothing_known() -> tuple[session_pb2.Launcher, Goodput]:
-    return session_pb2.Launcher(), Goodput()
-
-
 class ProgressWatch:
     """Polls the coordinator at `address` twice a second; `on_event` gets what is new.
 
@@ -143,8 +139,8 @@ class ProgressWatch:
         *,
         policy: RestartPolicy,
         say: Callable[[str], None],
-        account: Callable[[], tuple[session_pb2.Launcher, Goodput]] = _nothing_known,
-        replaces: bool = False,
+        account: Callable[[], tuple[session_pb2.Launcher, Goodput]],
+        replaces: bool,
     ) -> None:
         self.attempt = attempt
         self._replaces = replaces

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
@@ -19,6 +20,7 @@ from holdfast.coordination.client.followed_status import add_events
 from holdfast.coordination.diagnosis.findings import Evidence
 from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.vitals import ENDS_WITH
+from holdfast.launch.supervisor.goodput import Goodput
 from holdfast.launch.supervisor.job import (
     NO_SAVE,
     Event,
@@ -41,6 +43,9 @@ from holdfast.proto import session_pb2
 from tests.support.in_process import serving
 from tests.support.processes import wait_until
 
+new_watch = partial(
+    ProgressWatch, account=lambda: (session_pb2.Launcher(), Goodput()), replaces=False
+)
 NOTICE = "holdfast/sync/preemption/0/notices/1"
 JOINED = {0: NO_SAVE, 1: NO_SAVE}
 
@@ -53,7 +58,7 @@ class Watched:
         self.coordinator = Coordinator("j", 3, 2)
         stack.callback(self.coordinator.close)
         self.events: queue.Queue[Event | Stuck] = queue.Queue()
-        self.watch = ProgressWatch(
+        self.watch = new_watch(
             self.coordinator.address,
             3,
             self.events.put,
@@ -217,7 +222,7 @@ def test_what_an_early_leaver_said_counts(watched: Watched) -> None:
     while watched.watch.status.tasks[1].has_session:
         watched.watch.refresh()
     events: queue.Queue[Event] = queue.Queue()
-    late = ProgressWatch(
+    late = new_watch(
         watched.coordinator.address, 3, events.put, policy=RestartPolicy(), say=watched.said.append
     )
     try:
@@ -402,7 +407,7 @@ def test_a_defect_of_the_coordinator_is_said_once(monkeypatch: pytest.MonkeyPatc
     said: list[str] = []
     with serving(1) as served, monkeypatch.context() as broken:
         broken.setattr(served.service, "status", fail)
-        watch = ProgressWatch(
+        watch = new_watch(
             served.address, 1, lambda event: None, policy=RestartPolicy(), say=said.append
         )
         watch.refresh()
@@ -425,7 +430,7 @@ def test_that_nobody_joins_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None
         coordinator = Coordinator("j", 1, 2)
         stack.callback(coordinator.close)
         events: queue.Queue[Event] = queue.Queue()
-        watch = ProgressWatch(
+        watch = new_watch(
             coordinator.address, 1, events.put, policy=RestartPolicy(), say=said.append
         )
         stack.callback(watch.close)
@@ -456,7 +461,7 @@ def test_a_coordinator_that_was_ahead_is_no_attempt_that_is_late(
         before_s = client.status().up_s
         policy = RestartPolicy(stall_timeout_s=60, startup_timeout_s=limit_s)
         events: queue.Queue[Event] = queue.Queue()
-        watch = ProgressWatch(coordinator.address, 2, events.put, policy=policy, say=said.append)
+        watch = new_watch(coordinator.address, 2, events.put, policy=policy, say=said.append)
         stack.callback(watch.close)
         while not isinstance(events.get(timeout=30), Stalled):
             pass
