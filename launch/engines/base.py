@@ -181,6 +181,8 @@ class BaseEngine(Engine):
                 self._begin_lives(action.processes)
                 self._replace(action.processes, missed)
 
+    # --- Lives, and the attempts that some of them outlive
+
     def _begin_attempt(self, num_processes: int, staying: frozenset[int]) -> None:
         """Counts the processes of an attempt as started for it, but for those that stay."""
         self._num_processes = num_processes
@@ -292,6 +294,8 @@ class BaseEngine(Engine):
                 self._to_start.discard(process)
                 self._queue.put(Exited(self._attempt, process, code))
 
+    # --- What an engine adds
+
     def _reserve(self, action: Reserve) -> None:
         """Begins to find room; Reserved, Waiting or StartFailed is queued."""
         raise NotImplementedError
@@ -318,6 +322,8 @@ class BaseEngine(Engine):
     def _replace(self, processes: frozenset[int], missed: frozenset[int]) -> None:
         """Starts processes of this attempt anew, some of them since they did not come to it."""
         raise NotImplementedError
+
+    # --- What is told of the job
 
     def _open_watch(self, address: str, credentials: Credentials | None = None) -> None:
         """Begins to watch the coordinator of a new attempt."""
@@ -445,6 +451,8 @@ class BaseEngine(Engine):
         status.goodput_s.update(vars(self._ledger.meter.goodput(now_s)))
         return status
 
+    # --- Events
+
     def events(self, timeout_s: float | None) -> Sequence[Event]:
         """Returns the next event, at the latest after `timeout_s`."""
         try:
@@ -528,6 +536,8 @@ class BaseEngine(Engine):
         if event.code in _BY_SIGTERM and not self._sent_sigterm and not joined:
             self._queue.put(Noticed(f"process {event.process} (SIGTERM before it had joined)"))
         self._queue.put(replace(event, met=met))
+
+    # --- The run, and how it ended
 
     def _close_watch(self) -> None:
         watch = self._watch

@@ -781,6 +781,7 @@ class RayEngine(BaseEngine):
         if not self._pending:
             return []
         nodes = {node.node_id: node for node in cluster_nodes()}
+        self._drop_lost_spares(nodes)
         notices = self._drains(nodes)
         if notices and self._watch is not None:
             # Whom a notice is for hangs on who can stay, which the launcher may not have heard yet.
@@ -788,6 +789,16 @@ class RayEngine(BaseEngine):
         for notice in notices:
             self._queue.put(notice)
         return [] if notices else self._growth(nodes)
+
+    def _drop_lost_spares(self, nodes: Mapping[str, Node]) -> None:
+        """Gives back spares whose machines have gone, or are draining, and holds others."""
+        for spare in self._spares.copy():
+            [node_id] = spare.node_ids
+            if node_id not in nodes or nodes[node_id].draining:
+                self._spares.remove(spare)
+                spare.give_back()
+                self._sparing.close()
+                self._sparing = self._hold_spares()
 
     def _drains(self, nodes: Mapping[str, Node]) -> list[Event]:
         """Returns a notice for each machine of ours that Ray drains since the last poll."""
