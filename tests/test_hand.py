@@ -40,7 +40,7 @@ MOST_TOKENS = {
     "coordination": 73.7,
     "multihost": 48.9,
     "checkpoint": 198.6,
-    "launch": 53.6,
+    "launch": 52.3,
     "compat": 36.9,
     "web": 8.9,
     "cli": 21.8,

@@ -46,6 +46,7 @@ from ..supervisor.job import (
     Reserved,
     RestartPolicy,
     Waiting,
+    how_ended,
 )
 from ..supervisor.ledger import Errand
 from ..view import LiveView
@@ -285,8 +286,7 @@ class LocalEngine(BaseEngine):
     def _on_coordinator_end(self, attempt: int, code: int) -> None:
         watch = self._watch
         if watch is not None and watch.still_needed(ended_well=code == 0):
-            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            self._queue.put(CoordinatorEnded(attempt, f"the coordinator {how}"))
+            self._queue.put(CoordinatorEnded(attempt, f"the coordinator {how_ended(code)}"))
 
     def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
         for worker in chosen(self._workers, processes):

@@ -86,6 +86,7 @@ from .job import (
     Unplaced,
     Waiting,
     Withdrawn,
+    how_ended,
     renumbered,
 )
 
@@ -406,7 +407,7 @@ def _on_exit_while_preempting(job: Job, event: Exited, now: float) -> Decision:
     if not job.alive:
         return _on_all_left(job, now)
     left = _alive_of(job, "is still there", "are still there")
-    reason = f"process {event.process} {_how(event.code)}; {left}"
+    reason = f"process {event.process} {how_ended(event.code)}; {left}"
     if not _all_left_well(job):
         job, hurry = _hurry(job, now)
         reason += hurry
@@ -483,7 +484,7 @@ def _on_all_left(job: Job, now: float) -> Decision:
         return replace(following, actions=(Release(), *following.actions))
     message = f"{_everybody(job, 'has', 'have')} left after notice from {_source(job)}"
     if failed := sorted(p for p, code in job.exit_codes.items() if code not in _LEFT):
-        message += f"; process {failed[0]} {_how(job.exit_codes[failed[0]])}"
+        message += f"; process {failed[0]} {how_ended(job.exit_codes[failed[0]])}"
     return _end_attempt(job, _error(job, Preempted, message), now)
 
 
@@ -614,7 +615,7 @@ def _how_missed(job: Job, event: Exited) -> str:
     # Where a machine is lost the ends of its processes come one by one.
     is_early = event.met < job.attempt and event.process in job.staying
     if is_early and event.code not in (*_LEFT, DO_NOT_RESTART):
-        return f"{_how(event.code)} before all met in attempt {job.attempt}"
+        return f"{how_ended(event.code)} before all met in attempt {job.attempt}"
     return ""
 
 
@@ -940,7 +941,7 @@ def _without(job: Job, event: Exited) -> Job:
 
 def _worker_error(job: Job, event: Exited) -> JobError:
     where = f"process {event.process} of {job.num_processes}"
-    message = f"{where} {_how(event.code)} in attempt {job.attempt}"
+    message = f"{where} {how_ended(event.code)} in attempt {job.attempt}"
     if event.why:
         message += f": {event.why}"
     kind = {DO_NOT_RESTART: Fatal, HANG: Hang}.get(event.code, WorkerFailed)
@@ -966,10 +967,6 @@ def _unsaved(job: Job) -> str:
 def _source(job: Job) -> str:
     """Returns whose notice came first: what processes report after it is mostly its echo."""
     return next((source for source in job.notices if source != GROWING), "a notice")
-
-
-def _how(code: int) -> str:
-    return f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
 
 
 def _verb(those: Sized, one: str, several: str) -> str:

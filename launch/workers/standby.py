@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ..supervisor.job import how_ended
 from .process import STANDBY, WorkerProcess
 
 PRELOAD = ("jax", "holdfast.multihost", "holdfast.checkpoint")
@@ -221,11 +222,8 @@ class Standby:
         if taken is not None:
             taken.on_exit(code)
         elif not closed:
-            ending = f"it ended with exit code {code}"
-            if code < 0:
-                ending = f"it was ended by signal {-code}"
             process = f"process {self._process}, which will start cold"
-            self._say(f"no standby for {process}: {failed or ending}")
+            self._say(f"no standby for {process}: {failed or f'it {how_ended(code)}'}")
 
     def signal(self, number: int) -> None:
         """Sends a signal to it."""
