@@ -311,7 +311,7 @@ def test_a_spare_whose_node_is_lost_is_held_on_another(fleet: Fleet, tmp_path: P
         Fleet.wait_until(functools.partial(standbys_below, raylet, 0), 60)
         trial.end_soon()
 
-    trial.run_with(lose_the_spare, habit="is of any size", spares=1)
+    trial.run_with(lose_the_spare, 10**6, habit="is of any size", spares=1)
     assert trial.lives() == [1, 1, 1]
 
 
