@@ -245,7 +245,8 @@ def _check_above_0(
         value = getattr(settings, name)
         if value is None and "None" in kind.__annotations__[name]:
             continue
-        if not isinstance(value, Integral if name in whole else Real) or not value > 0:
+        number: Any = Integral if name in whole else Real
+        if not isinstance(value, number) or not value > 0:
             expected = "a whole number above 0" if name in whole else "above 0"
             raise ValueError(f"{kind.__name__}: {name} must be {expected}, found {value!r}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, TextIO
 
@@ -13,12 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.coordination.diagnosis.summary import show_rate
+from holdfast.proto import session_pb2
 
-from .supervisor.job import DONE, PREEMPTED, Decision, Job, State
-from .workers.output import ConsoleOutput, Output
-from .workers.progress_watch import ProcessReport
-
-_ORDINARY = (State.SCHEDULING, State.RUNNING)
+from .supervisor.job import DONE, PREEMPTED, Job, State
+from .workers.output import ConsoleOutput
 
 
 class LiveView(ConsoleOutput):
@@ -37,19 +35,19 @@ class LiveView(ConsoleOutput):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(stdout, stderr, num_processes)
-        self.progress: Callable[[], tuple[ProcessReport, ...]] = lambda: ()
+        self._tasks: Callable[[], Sequence[session_pb2.TaskStatus]] = lambda: ()
         self._clock = clock
         self._job: Job | None = None
         self._saved_at: tuple[int, float] = (-1, 0.0)
         self._live = _Frames(self)
 
-    def follow(self, progress: Callable[[], tuple[ProcessReport, ...]]) -> None:
-        """Takes the function that returns what the processes last reported."""
-        self.progress = progress
+    def follow(self, tasks: Callable[[], Sequence[session_pb2.TaskStatus]]) -> None:
+        """Takes the function that returns the processes as they were told last."""
+        self._tasks = tasks
 
-    def observe(self, before: Job, decision: Decision) -> None:
-        """Records a decision of the supervisor."""
-        self._job = decision.job
+    def observe(self, job: Job) -> None:
+        """Takes the job after each decision of the supervisor."""
+        self._job = job
 
     def frame(self) -> Group:
         """Returns the job's line and the table, as of now."""
@@ -62,9 +60,9 @@ class LiveView(ConsoleOutput):
         for column in ("process", "state", "step", "steps/s", "saved"):
             table.add_column(column, justify="left" if column == "state" else "right")
         if job is not None:
-            known = {progress.process: progress for progress in self.progress()}
+            tasks = {task.task_id: task for task in self._tasks()}
             for process in range(job.num_processes):
-                table.add_row(*_row(job, process, known.get(process)))
+                table.add_row(str(process), _state(job, process), *_steps(tasks.get(process)))
         return table
 
     def _title(self, job: Job | None, now: float) -> str:
@@ -105,12 +103,13 @@ class _Frames(Live):
             super().refresh()
 
 
-def _row(job: Job, process: int, progress: ProcessReport | None) -> tuple[str, ...]:
-    if progress is None or progress.step < 0:
-        return str(process), _state(job, process), "-", "-", "-"
-    saved = str(progress.saved_step) if progress.saved_step >= 0 else "-"
-    rate = show_rate(progress.steps_per_second)
-    return str(process), _state(job, process), str(progress.step), rate, saved
+def _steps(task: session_pb2.TaskStatus | None) -> tuple[str, str, str]:
+    """Returns the step of a process, its rate, and the step that it has saved."""
+    if task is None or not task.progress.HasField("step"):
+        return "-", "-", "-"
+    progress = task.progress
+    saved = str(progress.saved_step) if progress.HasField("saved_step") else "-"
+    return str(progress.step), show_rate(task.steps_per_second), saved
 
 
 def _state(job: Job, process: int) -> str:
@@ -126,21 +125,3 @@ def _ending(code: int) -> str:
     if code < 0:
         return f"signal {-code}"
     return {DONE: "done", PREEMPTED: "preempted"}.get(code, f"exit {code}")
-
-
-def change_printer(output: Output, *, first_attempt: int) -> Callable[[Job, Decision], None]:
-    """Returns a function that writes each change of state to `output`, with its reason.
-
-    It leaves out the ordinary course of the first attempt, and the end.
-    """
-
-    def print_change(before: Job, decision: Decision) -> None:
-        after = decision.job
-        ordinary = after.attempt <= first_attempt and after.state in _ORDINARY
-        if (after.state, after.attempt) == (before.state, before.attempt) or ordinary:
-            return
-        if after.final:  # the last line says more
-            return
-        output.say(f"{after.state}: {decision.reason}")
-
-    return print_change

@@ -40,7 +40,7 @@ MOST_TOKENS = {
     "coordination": 73.7,
     "multihost": 48.2,
     "checkpoint": 197.6,
-    "launch": 53.6,
+    "launch": 52.3,
     "compat": 36.9,
     "web": 8.8,
     "cli": 21.6,

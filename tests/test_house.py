@@ -250,7 +250,6 @@ TESTED_ELSEWHERE = {
     "coordination/vitals.py": "tests/multihost/liveness/test_vitals.py",
     "coordination/server/main.py": "tests/coordination/process/test_spawn.py",
     "coordination/process/relayed_session.py": "tests/coordination/process/test_relay.py",
-    "launch/engines/replacing.py": "tests/launch/engines/test_rejoin.py",
     "launch/workers/shims/call_runner.py": "tests/launch/workers/test_shims.py",
     "launch/workers/shims/standby.py": "tests/launch/workers/test_standby.py",
     "launch/workers/shims/subreaper.py": "tests/launch/workers/test_shims.py",

@@ -42,11 +42,11 @@ from ..supervisor.job import (
     Notify,
     PrepareNext,
     Rejoin,
-    Replace,
     Reserve,
     Reserved,
     RestartPolicy,
     Waiting,
+    how_ended,
 )
 from ..supervisor.ledger import Errand
 from ..view import LiveView
@@ -54,9 +54,8 @@ from ..workers.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator, Coordinators
 from ..workers.environment import own_devices, worker_env
 from ..workers.output import LogFiles, Output, console_unless
 from ..workers.process import OomKills, WorkerProcess
-from ..workers.standby import Standbys, StandbySettings, standbys_of
-from .base import chosen, has_step, run_job, some_can_stay
-from .replacing import MOST_LOOKS, ReplacingEngine
+from ..workers.standby import NO_STANDBYS, Standbys, StandbySettings, standbys_of
+from .base import MOST_LOOKS, BaseEngine, chosen
 
 _POLL_S = 0.5  # how often the capacity file is read, and a standby asked whether it is ready
 _BEGINS_S = 3.0  # an attempt whose processes are warm has begun before
@@ -106,7 +105,7 @@ class RunSettings:
         """Returns the job before its first attempt. ValueError: numbers that do not fit."""
         return Job(
             self.job_id or f"local-{uuid.uuid4().hex[:12]}",
-            self.min_processes or num_processes,
+            num_processes if self.min_processes is None else self.min_processes,
             num_processes,
             self.restart,
             attempt=self.first_attempt - 1,
@@ -116,7 +115,7 @@ class RunSettings:
 _AS_IT_COMES = RunSettings()
 
 
-class LocalEngine(ReplacingEngine):
+class LocalEngine(BaseEngine):
     """Runs a job's processes as children of this one."""
 
     def __init__(
@@ -126,7 +125,7 @@ class LocalEngine(ReplacingEngine):
         settings: RunSettings,
         output: Output,
         *,
-        standbys: Standbys | None = None,
+        standbys: Standbys = NO_STANDBYS,
     ) -> None:
         super().__init__(output, settings.restart)
         self.errand = Errand(command, str(settings.cwd or working_folder()))
@@ -137,15 +136,13 @@ class LocalEngine(ReplacingEngine):
         self._standbys = standbys
         self._workers: dict[int, WorkerProcess] = {}
         self._environments: dict[int, Mapping[str, str]] = {}  # of the attempt that runs
-        self._warmed = False  # what waits for the next attempt was started, or is about to be
-        self._warm_at: float | None = None  # when it is to be
+        self._warm_at: float | None = None  # when what waits for the next attempt is to start
         self._can_stay = False  # processes of this attempt can outlive it
         self._launched_s = 0.0
         self._coordinators = Coordinators(self._start_coordinator)
         self._wanted_room: Reserve | None = None
         self._capacity: int | None = None
         self._seen_room: int | None = None  # that was told while the job ran
-        self._told_room: int | None = None  # the last that was too little
         self._oom_kills = OomKills()
         self._unread = ""  # why the capacity file cannot be read
         self._poll_at = 0.0
@@ -154,6 +151,7 @@ class LocalEngine(ReplacingEngine):
 
     def _reserve(self, action: Reserve) -> None:
         self._wanted_room = action
+        self._poll_at = 0.0
 
     def _notify(self, action: Notify) -> None:
         if action.why != "SIGINT" or self._watch is None:
@@ -163,7 +161,7 @@ class LocalEngine(ReplacingEngine):
         # Ctrl-C as Ctrl-C: they may have a handler of their own for that.
         self._watch.refresh()  # one may have come since the last poll
         ours = self._watch.with_session
-        self._terminate(processes=ours)
+        self._terminate(ours)
         self._signal(signal.SIGINT, frozenset(self._workers) - ours)
 
     def _prepare(self, action: PrepareNext) -> None:
@@ -179,40 +177,34 @@ class LocalEngine(ReplacingEngine):
             log_file=None if folder is None else folder / "coordinator.log",
         )
 
-    def _launch(self, attempt: int, num_processes: int) -> None:
+    def _launch(self) -> None:
         # What is left of an attempt that SIGKILL has not ended: this one fences it off.
         self._give_back()
-        self._open_attempt(attempt, num_processes)
+        self._open_attempt()
         self._environments = {}
-        self._lives = {}
-        self._begin_lives(frozenset(range(num_processes)))
         self._start_ordered()
-        if self._standbys is not None:
-            self._standbys.close()
+        self._standbys.close()
 
-    def _open_attempt(self, attempt: int, num_processes: int) -> None:
+    def _open_attempt(self) -> None:
         """Begins to watch the attempt's coordinator."""
-        coordinator = self._coordinators.open(attempt, num_processes)
+        attempt = self._attempt
+        coordinator = self._coordinators.open(attempt, self._num_processes)
         self._coordinator = coordinator
-        self._num_processes = num_processes
-        self._warmed = False
         self._warm_at = None
         self._launched_s = time.monotonic()
-        if self._standbys is not None:
-            self._standbys.hold()
-        self._open_watch(coordinator.address, attempt)
+        self._standbys.hold()
+        self._open_watch(coordinator.address)
         coordinator.on_end(lambda code: self._on_coordinator_end(attempt, code))
 
     def _rejoin(self, action: Rejoin) -> None:
-        self._leave_attempt()
-        self._open_attempt(action.attempt, action.num_processes)
-        self._begin_lives(frozenset(self._to_start))
+        self._open_attempt()
         for process in self._environments.keys() - set(range(action.num_processes)):
             del self._environments[process]
         self._hand_over(action)
 
-    def _places(self, num_processes: int) -> Mapping[int, session_pb2.Place]:
+    def _places(self) -> Mapping[int, session_pb2.Place]:
         given = self._settings.env or {}
+        num_processes = self._num_processes
         return {
             rank: session_pb2.Place(
                 process_id=rank,
@@ -223,12 +215,10 @@ class LocalEngine(ReplacingEngine):
             for rank in self._staying
         }
 
-    def _replace(self, action: Replace) -> None:
-        missed = self._staying & action.processes
-        self._begin_lives(action.processes)
+    def _replace(self, processes: frozenset[int], missed: frozenset[int]) -> None:
         before = {
             process: worker
-            for process in sorted(action.processes)
+            for process in sorted(processes)
             if (worker := self._workers.get(process)) is not None and worker.alive
         }
         if not before:
@@ -237,7 +227,7 @@ class LocalEngine(ReplacingEngine):
         # Their ends are waited for, and each look takes seconds: the loop goes on meanwhile.
         threading.Thread(
             target=self._make_room,
-            args=(action.attempt, before, sorted(missed & before.keys())),
+            args=(self._attempt, before, sorted(missed & before.keys())),
             name="holdfast-replace",
             daemon=True,
         ).start()
@@ -286,27 +276,23 @@ class LocalEngine(ReplacingEngine):
         def on_exit(code: int) -> None:
             self._report_exit(Exited(spec.attempt, process, code, self._oom_kills.why(code)))
 
-        worker = None
-        if self._standbys is not None:
-            worker = self._standbys.take(process, env, on_line, on_exit)
-        if worker is None:
-            worker = WorkerProcess(
-                self._command, env, cwd=self._settings.cwd, on_line=on_line, on_exit=on_exit
-            )
         self._environments[process] = env
-        self._workers[process] = worker
+        self._workers[process] = self._standbys.take(
+            process, env, on_line, on_exit
+        ) or WorkerProcess(
+            self._command, env, cwd=self._settings.cwd, on_line=on_line, on_exit=on_exit
+        )
 
     def _on_coordinator_end(self, attempt: int, code: int) -> None:
         watch = self._watch
         if watch is not None and watch.still_needed(ended_well=code == 0):
-            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            self._queue.put(CoordinatorEnded(attempt, f"the coordinator {how}"))
+            self._queue.put(CoordinatorEnded(attempt, f"the coordinator {how_ended(code)}"))
 
     def _signal(self, number: signal.Signals, processes: frozenset[int] | None) -> None:
         for worker in chosen(self._workers, processes):
             worker.signal(number)
 
-    def _kill(self, processes: frozenset[int] | None = None) -> None:
+    def _kill(self, processes: frozenset[int] | None) -> None:
         for worker in chosen(self._workers, processes):
             worker.kill()
 
@@ -327,28 +313,24 @@ class LocalEngine(ReplacingEngine):
         attempt after the first step of this one: the kernel ends standbys with the thread that has
         started them, and this thread outlives them.
         """
-        if events := self._capacity_events():
-            return events
+        self._look_for_room()
         if self._warm_next() or self._settings.capacity_file is not None:
             timeout_s = _POLL_S if timeout_s is None else min(_POLL_S, timeout_s)
-        seen = super().events(timeout_s)
-        if not self._warmed and has_step(seen):
-            self._warmed = True
-            self._can_stay = some_can_stay(seen)
-            # The cores are for the steps that are made once more: a death so early costs a start.
-            self._warm_at = time.monotonic() + (_REDO_S if self._staying else 0.0)
-            self._get_ready()
-        return seen
+        return super().events(timeout_s)
+
+    def _on_first_step(self, *, can_stay: bool) -> None:
+        self._can_stay = can_stay
+        # The cores are for the steps that are made once more: a death so early costs a start.
+        self._warm_at = time.monotonic() + (_REDO_S if self._staying else 0.0)
+        self._get_ready()
 
     def _warm_next(self) -> bool:
         """Starts the next standbys; returns whether there may be more to start soon."""
         if self._get_ready():
             return True
-        if self._standbys is None:
-            return False
         # An attempt that begins needs the cores. One that takes long waits for a process, which
         # may have to be replaced.
-        begins = not self._warmed and time.monotonic() - self._launched_s < _BEGINS_S
+        begins = not self._has_stepped and time.monotonic() - self._launched_s < _BEGINS_S
         return begins or self._standbys.warm_next()
 
     def _get_ready(self) -> bool:
@@ -358,43 +340,32 @@ class LocalEngine(ReplacingEngine):
         if self._warm_at is None or time.monotonic() < self._warm_at:
             return self._warm_at is not None
         self._warm_at = None
-        if self._standbys is not None:
-            self._standbys.warm(self._environments, in_turn=self._can_stay)
+        self._standbys.warm(self._environments, in_turn=self._can_stay)
         if self._can_stay and self._policy.max_failures:
-            self._prepare(PrepareNext(self._attempt + 1, self._num_processes))
+            self._coordinators.prepare(self._attempt + 1, self._num_processes)
         return False
 
-    def _capacity_events(self) -> list[Event]:
+    def _look_for_room(self) -> None:
+        """Queues what the capacity file says, for an attempt that waits for room or runs."""
         wanted = self._wanted_room
-        if wanted is None and time.monotonic() < self._poll_at:
-            return []
+        if time.monotonic() < self._poll_at:
+            return
         capacity = self._read_capacity()
         self._poll_at = time.monotonic() + _POLL_S
-        if wanted is None:
-            if capacity is None or not self._workers:
-                return []
+        if wanted is not None:
+            room = wanted.max_processes if capacity is None else min(capacity, wanted.max_processes)
+            if room < wanted.min_processes:
+                why = f"room for {room} of at least {counted(wanted.min_processes, 'process')}"
+                self._queue.put(Waiting(wanted.attempt, why))
+                return
+            self._wanted_room = None
+            self._queue.put(Reserved(wanted.attempt, room))
+        elif capacity is not None and self._workers:
             if capacity != self._seen_room and self._watch is not None:
                 # Who leaves hangs on who can stay, which the launcher may not have heard yet.
                 self._watch.refresh()
             self._seen_room = capacity
             self._queue.put(Capacity(capacity))
-            return []
-        room = wanted.max_processes
-        if capacity is not None:
-            room = min(room, capacity)
-        if room < wanted.min_processes:
-            return self._waiting(wanted, room)
-        self._wanted_room = None
-        self._told_room = None
-        return [Reserved(wanted.attempt, room)]
-
-    def _waiting(self, wanted: Reserve, room: int) -> list[Event]:
-        """Returns the word that there is too little room, once for each number."""
-        if room == self._told_room:
-            return []
-        self._told_room = room
-        why = f"room for {room} of at least {counted(wanted.min_processes, 'process')}"
-        return [Waiting(wanted.attempt, why)]
 
     def _read_capacity(self) -> int | None:
         if self._settings.capacity_file is None:
@@ -428,13 +399,12 @@ class LocalEngine(ReplacingEngine):
         deadline = time.monotonic() + self._policy.grace_s
         for worker in self._workers.values():
             worker.wait(max(0.0, deadline - time.monotonic()))
-        self._kill()
+        self._kill(None)
         for worker in self._workers.values():
             worker.wait(_KILLED_END_S)
         self._release()
         self._coordinators.close()
-        if self._standbys is not None:
-            self._standbys.close()
+        self._standbys.close()
 
 
 def run_local(
@@ -457,14 +427,13 @@ def run_local(
     if not command:
         raise ValueError("no command to run")
     job = settings.job(num_processes)
-    folder = settings.log_folder
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(console_unless(output, num_processes))
         lines = output
-        if folder is not None:
-            lines = stack.enter_context(contextlib.closing(LogFiles(output, folder)))
+        if settings.log_folder is not None:
+            files = LogFiles(output, settings.log_folder)
+            lines = stack.enter_context(contextlib.closing(files))
         environment = _keeping_compiled(settings, lines)
-        settings = replace(settings, env=environment)
         standbys = standbys_of(
             command,
             environment,
@@ -473,16 +442,12 @@ def run_local(
             restarts=job.may_restart,
             say=lines.say,
         )
+        settings = replace(settings, env=environment)
         engine = LocalEngine(command, job.job_id, settings, lines, standbys=standbys)
-        if settings.metrics is not None:
-            where = settings.metrics
-            server = stack.enter_context(MetricsServer(engine.status, where.port, where.host))
-            lines.say(f"metrics at http://{join_address(where.host, server.port)}/metrics")
-        view = output if isinstance(output, LiveView) else None
-        result = run_job(job, engine, lines, view)
-        if folder is not None:
-            engine.leave_status(folder / "status.json", result)
-        return result
+        if (metrics := settings.metrics) is not None:
+            server = stack.enter_context(MetricsServer(engine.status, metrics.port, metrics.host))
+            lines.say(f"metrics at http://{join_address(metrics.host, server.port)}/metrics")
+        return engine.run(job, output if isinstance(output, LiveView) else None)
 
 
 def _keeping_compiled(settings: RunSettings, output: Output) -> dict[str, str]:

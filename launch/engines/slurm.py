@@ -27,6 +27,7 @@ from holdfast.coordination.diagnosis.findings import LOST
 from holdfast.coordination.diagnosis.summary import counted
 from holdfast.multihost import Preempted
 from holdfast.multihost.start.launchers import slurm_attempt
+from holdfast.proto import coordination_pb2
 
 from ..external.task import ALL, MARK
 from ..supervisor.engine import JobResult
@@ -35,7 +36,6 @@ from ..supervisor.job import (
     Exited,
     Job,
     Rejoin,
-    Replace,
     Reserve,
     Reserved,
     RestartPolicy,
@@ -46,8 +46,7 @@ from ..workers.output import Output, console_unless
 from ..workers.process import WorkerProcess, last_state
 from ..workers.secrets import JobSecrets, require_cryptography
 from ..workers.signals import passing_on
-from .base import run_job
-from .replacing import FOR_EVER_S, ReplacingEngine
+from .base import FOR_EVER_S, BaseEngine
 
 _LABELLED = re.compile(r"\s*(\d+): (.*)", re.DOTALL)
 _REQUEUE_WAIT_S = 120.0
@@ -83,8 +82,18 @@ class _Step:
     """One srun, and what its tasks have reported."""
 
     def __init__(
-        self, attempt: int, processes: Sequence[int], node: str, lost: frozenset[str]
+        self,
+        attempt: int,
+        processes: Sequence[int],
+        words: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        node: str,
+        lost: frozenset[str],
+        on_line: Callable[[_Step, str], None],
+        on_exit: Callable[[_Step, int], None],
     ) -> None:
+        """Starts srun with further options, and what each task runs."""
         self.attempt = attempt
         self.processes = processes  # of the tasks, in order
         self.node = node  # where it is to be; "": wherever Slurm has it
@@ -93,23 +102,13 @@ class _Step:
         self.begun: set[int] = set()
         self._to_end: set[int] = set()
         self._name = ""  # Slurm's, once a task has begun
-        self._told, orders = os.pipe()
+        told, orders = os.pipe()
         os.set_blocking(orders, False)
         self._orders = os.fdopen(orders, "wb", buffering=0)
-        self._srun: WorkerProcess | None = None
-
-    def start(
-        self,
-        words: Sequence[str],
-        env: Mapping[str, str],
-        on_line: Callable[[str], None],
-        on_exit: Callable[[int], None],
-    ) -> None:
-        """Starts srun with further options, and what each task runs."""
         command = [
             "srun",
-            f"--ntasks={len(self.processes)}",
-            f"--input=/dev/fd/{self._told}",
+            f"--ntasks={len(processes)}",
+            f"--input=/dev/fd/{told}",
             "--label",
             "--no-kill",
             "--kill-on-bad-exit=0",
@@ -117,11 +116,16 @@ class _Step:
             "--quit-on-interrupt",
             *words,
         ]
-        # A line that overwrites itself begins with a label, which folding would take.
-        self._srun = WorkerProcess(
-            command, env, on_line=on_line, on_exit=on_exit, pass_fds=[self._told], folds=False
-        )
-        os.close(self._told)
+        with os.fdopen(told):
+            # A line that overwrites itself begins with a label, which folding would take.
+            self._srun = WorkerProcess(
+                command,
+                env,
+                on_line=partial(on_line, self),
+                on_exit=partial(on_exit, self),
+                pass_fds=[told],
+                folds=False,
+            )
 
     @property
     def could_not_begin(self) -> bool:
@@ -156,11 +160,10 @@ class _Step:
 
     def kill(self) -> None:
         """Ends srun, and with it the step."""
-        if self._srun is not None:
-            self._srun.kill()
+        self._srun.kill()
 
 
-class SlurmEngine(ReplacingEngine):
+class SlurmEngine(BaseEngine):
     """Runs a job's processes as tasks of job steps of this allocation."""
 
     def __init__(
@@ -199,31 +202,27 @@ class SlurmEngine(ReplacingEngine):
     def _reserve(self, action: Reserve) -> None:
         self._queue.put(Reserved(action.attempt, action.max_processes))  # the allocation is ours
 
-    def _launch(self, attempt: int, num_processes: int) -> None:
+    def _launch(self) -> None:
         # Those of an attempt whose step SIGKILL has not ended: this one fences it off.
         self._close_coordinators()
-        self._open_attempt(attempt, num_processes)
-        everybody = range(num_processes)
-        self._lives = {}
-        self._begin_lives(frozenset(everybody))
+        self._open_attempt()
         if self._nodes:  # of an attempt before
-            self._ask_for_nodes(self._start_later, attempt)
+            self._ask_for_nodes(self._start_later, self._attempt)
         else:
-            self._start_step(everybody, options=self._of_all)
+            self._start_step(range(self._num_processes), options=self._of_all)
             self._to_start.clear()
 
-    def _open_attempt(self, attempt: int, num_processes: int) -> None:
+    def _open_attempt(self) -> None:
         coordinator = Coordinator(
             self._job_id,
-            attempt,
-            num_processes,
+            self._attempt,
+            self._num_processes,
             host=self._host,
             secrets=self._secrets,
             heartbeat_timeout_s=self._heartbeat_timeout_s,
         )
         self._coordinator = coordinator
-        self._num_processes = num_processes
-        self._open_watch(coordinator.address, attempt, coordinator.credentials)
+        self._open_watch(coordinator.address, coordinator.credentials)
 
     def _start_step(
         self, processes: Sequence[int], node: str = "", options: Sequence[str] = ()
@@ -240,28 +239,29 @@ class SlurmEngine(ReplacingEngine):
         secrets = self._secrets.to_env() if self._secrets else {}
         # Where other steps have the nodes, srun tries again for ever.
         limit_s = math.ceil(min(max(1.0, self._policy.startup_timeout_s), FOR_EVER_S))
-        step = _Step(self._attempt, processes, node, frozenset(self._lost()))
-        self._steps.append(step)
-        step.start(
-            [f"--immediate={limit_s}", *options, *task],
-            self._env | secrets,
-            partial(self._on_line, step),
-            partial(self._on_srun_exit, step),
-        )
+        with self._changed:  # what it prints, and its end, come after it is known
+            step = _Step(
+                self._attempt,
+                processes,
+                [f"--immediate={limit_s}", *options, *task],
+                self._env | secrets,
+                node=node,
+                lost=frozenset(self._lost()),
+                on_line=self._on_line,
+                on_exit=self._on_srun_exit,
+            )
+            self._steps.append(step)
 
     def _rejoin(self, action: Rejoin) -> None:
-        self._leave_attempt()
-        self._open_attempt(action.attempt, action.num_processes)
-        self._begin_lives(frozenset(self._to_start))
+        self._open_attempt()
         self._order("serve", action.attempt, self._address)
         self._hand_over(action)
 
-    def _replace(self, action: Replace) -> None:
-        for process in sorted(self._staying & action.processes - self._gone.keys()):
-            self._say_late(action.attempt, process, "")
-        self._begin_lives(action.processes)
-        self._kill(action.processes)
-        self._ask_for_nodes(self._start_later, action.attempt, action.processes)
+    def _replace(self, processes: frozenset[int], missed: frozenset[int]) -> None:
+        for process in sorted(missed):
+            self._say_late(self._attempt, process, "")
+        self._kill(processes)
+        self._ask_for_nodes(self._start_later, self._attempt, processes)
 
     def _ask_for_nodes(
         self,
@@ -431,11 +431,12 @@ class SlurmEngine(ReplacingEngine):
         lost, of those that others can outlive: srun does not say whose machine is gone.
         """
         seen = super().events(_POLL_S if timeout_s is None else min(timeout_s, _POLL_S))
-        for each in self.progress():
-            if each.restartable and LOST in each.error and not each.connected:
+        for task in self.tasks():
+            is_lost = LOST in task.error and task.state != coordination_pb2.CONNECTED
+            if is_lost and task.progress.values.get("restartable"):
                 for step in self._steps.copy():
-                    if step.attempt == self._lives[each.process]:
-                        self._note_end(step, each.process, -9, each.error)
+                    if step.attempt == self._lives[task.task_id]:
+                        self._note_end(step, task.task_id, -9, task.error)
         return seen
 
     # --- Orders
@@ -450,7 +451,7 @@ class SlurmEngine(ReplacingEngine):
         for process in [ALL] if processes is None else sorted(processes):
             self._order("signal", process, int(number))
 
-    def _kill(self, processes: frozenset[int] | None = None) -> None:
+    def _kill(self, processes: frozenset[int] | None) -> None:
         """Ends tasks, and a step with the last that runs of it."""
         for step in self._steps.copy():
             if name := step.end(processes):
@@ -479,7 +480,7 @@ class SlurmEngine(ReplacingEngine):
     def close(self) -> None:
         """Ends whatever still runs: the steps have `grace_s` seconds, then SIGKILL."""
         if not self._await_end(None, self._policy.grace_s):
-            self._end()
+            self._end(None)
             if not self._await_end(None, self._policy.grace_s):
                 for step in self._steps.copy():
                     step.kill()
@@ -523,30 +524,41 @@ def run_slurm(
         )
     if not settings.insecure:
         require_cryptography()
+    nodes, num_processes = _size(environment, settings.spares)
+    job = Job(
+        f"slurm-{slurm_job}",
+        num_processes,
+        num_processes,
+        settings.restart,
+        attempt=slurm_attempt(environment) - 1,
+    )
+    host = settings.host or (own_host() if nodes + settings.spares > 1 else "127.0.0.1")
+    of_srun = {**environment, "SLURM_NNODES": str(nodes)}
+    with console_unless(output, num_processes) as lines:
+        engine = SlurmEngine(command, job.job_id, of_srun, lines, host=host, settings=settings)
+        with passing_on(engine.forward, signal.SIGUSR1):
+            result = engine.run(job)
+            is_ours = result.outcome == "preempted" and not result.interrupted
+            if is_ours and settings.requeue:
+                _hand_back(slurm_job, lines)
+    return result
+
+
+def _size(environment: Mapping[str, str], spares: int) -> tuple[int, int]:
+    """Returns how many nodes of the allocation the job uses beside its spares, and with how many
+    processes.
+    """
     nodes = int(environment.get("SLURM_JOB_NUM_NODES") or 1)
-    used = nodes - settings.spares
+    used = nodes - spares
     if not 0 < used <= nodes:
         raise ValueError(
-            f"spares={settings.spares} in an allocation of {counted(nodes, 'node')}: expected"
+            f"spares={spares} in an allocation of {counted(nodes, 'node')}: expected"
             f" 0 to {nodes - 1}"
         )
     # With --ntasks, --ntasks-per-node is the most that a node has.
     tasks = int(environment.get("SLURM_NTASKS") or 0)
     fitting = int(environment.get("SLURM_NTASKS_PER_NODE") or 0) * used
-    num_processes = min(filter(None, (tasks, fitting)), default=used)
-    host = settings.host or (own_host() if nodes > 1 else "127.0.0.1")
-    before = slurm_attempt(environment) - 1
-    policy = settings.restart
-    job = Job(f"slurm-{slurm_job}", num_processes, num_processes, policy, attempt=before)
-    of_srun = {**environment, "SLURM_NNODES": str(used)}
-    with console_unless(output, num_processes) as lines:
-        engine = SlurmEngine(command, job.job_id, of_srun, lines, host=host, settings=settings)
-        with passing_on(engine.forward, signal.SIGUSR1):
-            result = run_job(job, engine, lines)
-            is_ours = result.outcome == "preempted" and not result.interrupted
-            if is_ours and settings.requeue:
-                _hand_back(slurm_job, lines)
-    return result
+    return used, min(filter(None, (tasks, fitting)), default=used)
 
 
 def _hand_back(slurm_job: str, output: Output) -> None:

@@ -108,7 +108,9 @@ def _secret(job: KubernetesJob, secrets: JobSecrets) -> dict[str, Any]:
 def _mount(
     job: KubernetesJob, pod: dict[str, Any], container: dict[str, Any], names: Sequence[str]
 ) -> None:
-    """Gives a container those files of the Secret that it needs."""
+    """Gives a container those files of the Secret that it needs, if the job has one."""
+    if job.insecure:
+        return
     container["volumeMounts"] = [{"name": "coordination", "mountPath": _SECRETS, "readOnly": True}]
     items = [{"key": name, "path": name} for name in names]
     pod["volumes"] = [
@@ -165,8 +167,7 @@ def _coordinator(job: KubernetesJob) -> dict[str, Any]:
         "ports": [{"containerPort": _PORT}],
     }
     pod: dict[str, Any] = {"containers": [container]}
-    if not job.insecure:
-        _mount(job, pod, container, SERVER_FILES)
+    _mount(job, pod, container, SERVER_FILES)
     template = {"metadata": {"labels": labels}, "spec": pod}
     spec = {
         "replicas": 1,
@@ -215,8 +216,7 @@ def _pod(job: KubernetesJob) -> dict[str, Any]:
         "terminationGracePeriodSeconds": job.grace_s,
         "containers": [container],
     }
-    if not job.insecure:
-        _mount(job, pod, container, CLIENT_FILES)
+    _mount(job, pod, container, CLIENT_FILES)
     if job.node_selector:
         pod["nodeSelector"] = dict(job.node_selector)
     return pod
@@ -228,19 +228,17 @@ def _environment(job: KubernetesJob) -> list[dict[str, Any]]:
         "PODS_PER_JOB": str(job.processes_per_slice),
         "JOBS": str(job.num_slices),
     }
+    labels = {}
+    if job.num_slices > 1:
+        fixed["FIRST_HOST"] = f"{job.name}-workers-0-0.{job.name}"
+        labels = {
+            "JOB_INDEX": "jobset.sigs.k8s.io/job-index",
+            "RESTART_ATTEMPT": "jobset.sigs.k8s.io/restart-attempt",
+        }
     variables: list[dict[str, Any]] = [
         {"name": name, "value": value} for name, value in fixed.items()
     ]
-    if job.num_slices > 1:
-        variables.append({"name": "FIRST_HOST", "value": f"{job.name}-workers-0-0.{job.name}"})
-        for name, label in (
-            ("JOB_INDEX", "jobset.sigs.k8s.io/job-index"),
-            ("RESTART_ATTEMPT", "jobset.sigs.k8s.io/restart-attempt"),
-        ):
-            variables.append(
-                {
-                    "name": name,
-                    "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}},
-                }
-            )
+    for name, label in labels.items():
+        source = {"fieldPath": f"metadata.labels['{label}']"}
+        variables.append({"name": name, "valueFrom": {"fieldRef": source}})
     return variables

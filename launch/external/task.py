@@ -27,11 +27,10 @@ from holdfast.coordination.process.job_folder import digest_of, user_folder
 from holdfast.multihost import ProcessSpec, StartupFailed, StartupTimeout
 from holdfast.multihost.start.launchers import ClusterEnv, detect
 
-from ..supervisor.job import DONE, PREEMPTED
 from ..workers.coordinator import Coordinator, report_exit
 from ..workers.environment import worker_env
 from ..workers.process import OomKills, WorkerProcess
-from ..workers.raised import RAISED, Grace, RaisedWatch
+from ..workers.raised import Grace, RaisedWatch
 from ..workers.secrets import (
     JobSecrets,
     require_cryptography,
@@ -331,7 +330,6 @@ def _run(
     """
     signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # None: the command has ended
     codes: list[int] = []
-
     oom_kills = OomKills()
 
     def on_exit(code: int) -> None:
@@ -340,17 +338,26 @@ def _run(
         codes.append(code)
         signals.put(None)
 
-    with passing_on(signals.put, signal.SIGUSR1, signal.SIGUSR2):
+    def end(said: str) -> None:
+        failed = f"process {spec.process_id} has failed, and does not end"
+        print(f"holdfast: {failed}: {said}; ending it", file=sys.stderr, flush=True)
+        process.kill()
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(passing_on(signals.put, signal.SIGUSR1, signal.SIGUSR2))
         process = WorkerProcess(command, env, on_line=None, on_exit=on_exit)
         if grace is None:
             where = [env.get(name, "") for name in ("SLURM_STEP_ID", "SLURMD_NODENAME")]
             print(f"{MARK}started", *where, flush=True)
             threading.Thread(target=_obey, args=(process, spec, relay), daemon=True).start()
-        watch = None if grace is None else _LastWords(spec, process, grace)
+        watch = None
+        if grace is not None:
+            watch = RaisedWatch(spec.coordinator, spec.process_id, end, grace)
+            stack.callback(watch.close)
         while (number := signals.get()) is not None:
             if passes_on:
                 process.signal(number)
-    return codes[0] if watch is None else watch.code(codes[0])
+        return codes[0] if watch is None else watch.code(codes[0])
 
 
 def _obey(process: WorkerProcess, spec: ProcessSpec, relay: int | None) -> None:
@@ -372,29 +379,3 @@ def _obey(process: WorkerProcess, spec: ProcessSpec, relay: int | None) -> None:
                 case ["close"] if relay is not None:
                     while len(served) > 1:
                         os.write(relay, Relay.order(served.pop(0)))
-
-
-class _LastWords:
-    """Ends a command's process that has raised and does not end. By the exit code it says so, and
-    that a process has left before its end since a notice asked it to.
-    """
-
-    def __init__(self, spec: ProcessSpec, process: WorkerProcess, grace: Grace) -> None:
-        self._process_id = spec.process_id
-        self._process = process
-        self._ended = False
-        self._watch = RaisedWatch(spec.coordinator, spec.process_id, self._end, grace)
-
-    def _end(self, said: str) -> None:
-        failed = f"process {self._process_id} has failed, and does not end"
-        print(f"holdfast: {failed}: {said}; ending it", file=sys.stderr, flush=True)
-        self._ended = True
-        self._process.kill()
-
-    def code(self, code: int) -> int:
-        """Returns the exit code: a pipe ends with that of its last command, some shells with 0."""
-        failed = self._ended or (code == DONE and self._watch.said())
-        self._watch.close()
-        if failed:
-            return RAISED
-        return PREEMPTED if code == DONE and self._watch.as_asked else code

@@ -30,9 +30,9 @@ back, finds its last step, and ends at once if nothing is left to do.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Set, Sized
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from holdfast.coordination.diagnosis.summary import counted
 from holdfast.coordination.names import GROWING
@@ -86,6 +86,7 @@ from .job import (
     Unplaced,
     Waiting,
     Withdrawn,
+    how_ended,
     renumbered,
 )
 
@@ -110,15 +111,15 @@ _STEPS_WANTED = (
 
 def decide(job: Job, event: Event, now: float) -> Decision:
     """Returns what `event` at `now` makes of `job`, what to do, and why. Pure and total."""
-    if job.final:
-        return _decision(job, f"the job is {job.state}")
     # An engine reports from threads: the end of an attempt may come after the next has begun.
     of_attempt = getattr(event, "attempt", None)
     if of_attempt not in (None, job.attempt):
         return _decision(job, f"an event of attempt {of_attempt}, now at {job.attempt}")
     if isinstance(event, Exited) and event.life != job.lives.get(event.process):
         return _decision(job, f"process {event.process} of attempt {event.life} is gone at last")
-    handler = _TABLE.get((job.state, type(event)))
+    if isinstance(event, Tick) and (job.wake_at is None or now < job.wake_at):
+        return _decision(job, f"nothing is due while {job.state}")
+    handler = _TABLE.get(job.state, {}).get(type(event))
     if handler is None:
         return _decision(job, f"nothing to do for {type(event).__name__} while {job.state}")
     return _end_surplus(job, handler(job, event, now))
@@ -151,7 +152,7 @@ def _schedule(job: Job, now: float, why: str) -> Decision:
     wanted = counted(job.max_processes, "process")
     if job.min_processes < job.max_processes:
         wanted = f"{job.min_processes} to {wanted}"
-    reserve = Reserve(attempt, job.min_processes, job.max_processes, job.policy.startup_timeout_s)
+    reserve = Reserve(attempt, job.min_processes, job.max_processes)
     return _decision(following, f"attempt {attempt} asks for {wanted}{why}", reserve)
 
 
@@ -188,8 +189,6 @@ def _on_waiting(job: Job, event: Waiting, now: float) -> Decision:
 
 
 def _on_tick_while_scheduling(job: Job, event: Tick, now: float) -> Decision:
-    if job.wake_at is None or now < job.wake_at:
-        return _decision(job, "still waiting for machines")
     limit_s = job.policy.startup_timeout_s
     message = f"no room for {counted(job.min_processes, 'process')} within {limit_s:g} s"
     if job.why_waiting:
@@ -220,7 +219,7 @@ def _on_exit_while_running(job: Job, event: Exited, now: float) -> Decision:
     if event.code != DONE:
         return _end_attempt(job, _worker_error(job, event), now)
     if job.alive:
-        running = f"{_alive_of(job)} still {_verb(job.alive, 'runs', 'run')}"
+        running = _alive_of(job, "still runs", "still run")
         return _decision(job, f"process {event.process} is done; {running}")
     return _finish(job, f"{_everybody(job, 'is', 'are')} done, attempt {job.attempt}")
 
@@ -232,7 +231,7 @@ def _finish(job: Job, reason: str) -> Decision:
 def _on_coordinator_ended(job: Job, event: CoordinatorEnded, now: float) -> Decision:
     if not job.alive:
         return _decision(job, f"{event.why}; nobody needs it")
-    ran = f"{_alive_of(job)} ran, in attempt {job.attempt}"
+    ran = f"{_alive_of(job, 'ran')}, in attempt {job.attempt}"
     # After a notice a death is a preemption.
     is_preempted = job.state is State.PREEMPTING and not job.grows
     kind = Preempted if is_preempted else WorkerFailed
@@ -293,7 +292,7 @@ def _on_progress_while_running(job: Job, event: Progressed, now: float) -> Decis
     if not event.held:
         return decision
     # For a notice that is withdrawn by now: they wait all the same.
-    why = f"{_who(event.held)} {_verb(event.held, 'has', 'have')} left the loop"
+    why = f"{_who(event.held, 'has', 'have')} left the loop"
     return _preempt(job, decision.job, now, why)
 
 
@@ -397,7 +396,7 @@ def _preempt(before: Job, job: Job, now: float, why: str, *actions: Action) -> D
     job = replace(job, state=State.PREEMPTING, wake_at=deadline)
     if not job.alive:
         return _on_all_left(job, now)
-    left = f"{_alive_of(job)} {_verb(job.alive, 'has', 'have')} {max(0.0, deadline - now):.0f} s"
+    left = f"{_alive_of(job, 'has', 'have')} {max(0.0, deadline - now):.0f} s"
     return _once_held(_decision(job, f"{why}: {left} to save and leave", *actions), now)
 
 
@@ -407,8 +406,8 @@ def _on_exit_while_preempting(job: Job, event: Exited, now: float) -> Decision:
         return _end_attempt(job, _worker_error(job, event), now)
     if not job.alive:
         return _on_all_left(job, now)
-    left = f"{_alive_of(job)} {_verb(job.alive, 'is', 'are')} still there"
-    reason = f"process {event.process} {_how(event.code)}; {left}"
+    left = _alive_of(job, "is still there", "are still there")
+    reason = f"process {event.process} {how_ended(event.code)}; {left}"
     if not _all_left_well(job):
         job, hurry = _hurry(job, now)
         reason += hurry
@@ -431,12 +430,12 @@ def _once_held(decision: Decision, now: float) -> Decision:
         following = _rejoin_held(job, now, staying)
         if following.job.state is State.REJOINING:
             return following
-    why = f"{_who(waiting)} {_verb(waiting, 'has', 'have')} left the loop, and nobody stays"
+    why = f"{_who(waiting, 'has', 'have')} left the loop, and nobody stays"
     return _decision(replace(job, dismissed=True), why, *decision.actions, Dismiss())
 
 
 def _rejoin_held(job: Job, now: float, staying: frozenset[int]) -> Decision:
-    left = f"{_alive_of(job)} left the loop"
+    left = _alive_of(job, "left the loop")
     if job.resizes:
         why = f"{left} to come back as {job.resize_to}"
         return _rejoin(replace(job, idle_attempts=_idle(job)), why, now, staying)
@@ -485,18 +484,17 @@ def _on_all_left(job: Job, now: float) -> Decision:
         return replace(following, actions=(Release(), *following.actions))
     message = f"{_everybody(job, 'has', 'have')} left after notice from {_source(job)}"
     if failed := sorted(p for p, code in job.exit_codes.items() if code not in _LEFT):
-        message += f"; process {failed[0]} {_how(job.exit_codes[failed[0]])}"
+        message += f"; process {failed[0]} {how_ended(job.exit_codes[failed[0]])}"
     return _end_attempt(job, _error(job, Preempted, message), now)
 
 
 def _on_tick_while_preempting(job: Job, event: Tick, now: float) -> Decision:
-    if job.wake_at is None or now < job.wake_at:
-        have = _verb(job.alive, "has", "have")
-        return _decision(job, f"{_alive_of(job)} still {have} time to leave")
-    late = tuple(sorted(job.alive))
-    message = f"{_who(late)} {_verb(late, 'was', 'were')} still there at the deadline of the notice"
-    error = _error(job, Preempted, message, processes=late, knob="preemption_grace_s")
-    return _end_attempt(job, error, now, patient=False)
+    late = job.alive
+    message = f"{_who(late, 'was', 'were')} still there at the deadline of the notice"
+    error = _error(
+        job, Preempted, message, processes=tuple(sorted(late)), knob="preemption_grace_s"
+    )
+    return _end_attempt(replace(job, killed=True), error, now)
 
 
 # --- Replacing a process, while the others outlive the attempt
@@ -578,9 +576,8 @@ def _rejoin(
         wake_at=wake_at,
     )
     following = _start_anew(following, everybody - staying - going)
-    attempt = following.attempt
     rejoin = Rejoin(
-        attempt,
+        following.attempt,
         len(everybody),
         staying | going,
         why,
@@ -588,12 +585,11 @@ def _rejoin(
         going=going,
         numbers_before=numbers_before,
     )
-    stay = f"{_who(staying)} {_verb(staying, 'stays', 'stay')} for attempt {attempt}"
+    stay = f"{_who(staying, 'stays', 'stay')} for attempt {following.attempt}"
     new = f", {_list(everybody - staying)} new" if everybody - staying else ""
     gone = f", {_list(following.surplus)} not" if following.surplus else ""
     reason = f"{why}; {stay}{new}{gone}"
-    lost = [Replace(attempt, following.replaced)] if following.replaced else []
-    return _decision(following, reason, rejoin, *lost)
+    return _decision(following, reason, rejoin, *_replace(following, following.replaced))
 
 
 def _next_size(job: Job) -> int:
@@ -619,7 +615,7 @@ def _how_missed(job: Job, event: Exited) -> str:
     # Where a machine is lost the ends of its processes come one by one.
     is_early = event.met < job.attempt and event.process in job.staying
     if is_early and event.code not in (*_LEFT, DO_NOT_RESTART):
-        return f"{_how(event.code)} before all met in attempt {job.attempt}"
+        return f"{how_ended(event.code)} before all met in attempt {job.attempt}"
     return ""
 
 
@@ -676,20 +672,18 @@ def _on_progress_while_rejoining(job: Job, event: Progressed, now: float) -> Dec
     # They say that they can stay once all have come.
     job = replace(job, rejoining=job.rejoining - back, restartable=job.restartable | back)
     if job.rejoining:
-        are = _verb(job.rejoining, "is", "are")
-        return _decision(job, f"{_who(job.rejoining)} {are} not back yet")
+        return _decision(job, f"{_who(job.rejoining, 'is', 'are')} not back yet")
     reason = f"all that stayed are back, in attempt {job.attempt}"
     return _decision(replace(job, state=State.RUNNING, wake_at=None), reason)
 
 
 def _on_tick_while_rejoining(job: Job, event: Tick, now: float) -> Decision:
     late = job.rejoining
-    if job.wake_at is None or now < job.wake_at:
-        return _decision(job, f"{_who(late)} still {_verb(late, 'has', 'have')} time to come back")
     waited_s = now - job.started_at
-    reason = f"{_who(late)} did not come back in {waited_s:.0f} s: replaced"
+    missed = f"come back in {waited_s:.0f} s: replaced"
     if not late & job.alive:
-        reason = f"{_who(late)} did not leave in {waited_s:.0f} s: ended"
+        missed = f"leave in {waited_s:.0f} s: ended"
+    reason = f"{_who(late, 'did')} not {missed}"
     following = replace(_start_anew(job, late - job.surplus), state=State.RUNNING, wake_at=None)
     return _decision(following, reason, *_replace(job, late))
 
@@ -751,31 +745,30 @@ def _end_attempt(
     error: JobError,
     now: float,
     *,
-    patient: bool = True,
     staying: frozenset[int] = frozenset(),
 ) -> Decision:
     """Ends the attempt with `error`; another follows, or the job fails.
 
-    With `patient`, a save that can be committed is. Those of `staying` may outlive it.
+    A save that can be committed is, unless all are `killed`. Those of `staying` may outlive it.
     """
     setting = _BUDGETS.get(type(error))
     if setting is None:
-        return _end_last(job, error, str(error), now, patient=patient)
+        return _end_last(job, error, str(error), now)
     if job.stopping:
         if not isinstance(error, Preempted):
             error = _error(job, Preempted, f"asked to stop by {_source(job)}; then {error}")
         reason = f"{error}; nothing is started again"
-        return _end_last(job, error, reason, now, patient=patient)
+        return _end_last(job, error, reason, now)
     tries = job.budget_used.get(setting, 0) + 1
     idle = _idle(job)
     why = _why_last(job, setting, tries, idle)
     if why is not None:
-        return _end_last(job, error, f"{error}{why}", now, patient=patient)
+        return _end_last(job, error, f"{error}{why}", now)
     budget_used = {**job.budget_used, setting: tries}
     following = replace(job, budget_used=budget_used, idle_attempts=idle, error=error)
     if staying := staying or _staying(job, error):
         return _rejoin(following, str(error), now, staying)
-    return _retry(following, error, now, patient=patient)
+    return _retry(following, error, now)
 
 
 def _why_last(job: Job, setting: str, tries: int, idle: int) -> str | None:
@@ -789,19 +782,18 @@ def _why_last(job: Job, setting: str, tries: int, idle: int) -> str | None:
     return None
 
 
-def _end_last(job: Job, error: JobError, reason: str, now: float, *, patient: bool) -> Decision:
+def _end_last(job: Job, error: JobError, reason: str, now: float) -> Decision:
     """Ends the attempt, and the job with it.
 
     First come a save that can be committed, and those that are leaving.
     """
-    if patient and (_committing(job) or job.leaving & job.alive):
-        job = replace(job, error=error, why_final=reason)
-        return _end_processes(job, now, reason, patient=True)
-    cleared = _clear(job)[1] if patient else (Kill(),)
+    if not job.killed and (_committing(job) or job.leaving & job.alive):
+        return _end_processes(replace(job, error=error, why_final=reason), now, reason)
+    cleared = (Kill(),) if job.killed else _clear(job)[1]
     return _end_job(job, error, reason, *cleared)
 
 
-def _retry(job: Job, error: JobError, now: float, *, patient: bool) -> Decision:
+def _retry(job: Job, error: JobError, now: float) -> Decision:
     """Ends what is left of the attempt; another follows after a back-off."""
     budgets = job.budget_used.items()
     spent = ", ".join(f"{count} of {getattr(job.policy, name)} {name}" for name, count in budgets)
@@ -809,7 +801,7 @@ def _retry(job: Job, error: JobError, now: float, *, patient: bool) -> Decision:
         count = len(job.alive)
         rest = "process that is left" if count == 1 else f"{count} processes that are left"
         left = f"ending the {rest}, then again"
-        return _end_processes(job, now, f"{error}; {left} ({spent})", patient=patient)
+        return _end_processes(job, now, f"{error}; {left} ({spent})")
     return _give_back(job, now, f"{error}", f" ({spent})")
 
 
@@ -821,19 +813,14 @@ def _give_back(job: Job, now: float, why: str, spent: str = "") -> Decision:
     return _decision(job, f"{why}; again in {wait_s:.1f} s{spent}", Release(), *prepare)
 
 
-def _end_processes(job: Job, now: float, reason: str, *, patient: bool) -> Decision:
+def _end_processes(job: Job, now: float, reason: str) -> Decision:
     """Begins to end what is left of an attempt."""
-    job = replace(
-        job,
-        state=State.RESTARTING,
-        ending_since=now,
-        wake_at=now + job.policy.grace_s,
-        killed=not patient,
-    )
-    if not patient:
+    wake_at = now + job.policy.grace_s
+    job = replace(job, state=State.RESTARTING, ending_since=now, wake_at=wake_at)
+    if job.killed:
         return _decision(job, reason, Kill())
     # The machines go at the deadline of a notice, whatever has come since.
-    job, actions = _clear(replace(job, wake_at=_until(job, now + job.policy.grace_s)))
+    job, actions = _clear(replace(job, wake_at=_until(job, wake_at)))
     if waiting := _committing(job):
         limit = f"{job.policy.commit_grace_s:g} s to end the save that can still be committed"
         reason += f"; {_some(waiting)} {limit}"
@@ -864,8 +851,7 @@ def _on_exit_while_restarting(job: Job, event: Exited, now: float) -> Decision:
         return _decision(job, f"process {event.process} of attempt {job.attempt} is gone at last")
     if not job.alive:
         return _back_off(job, now, f"attempt {job.attempt} is gone")
-    left = f"{_alive_of(job)} {_verb(job.alive, 'is', 'are')} still to end"
-    return _go_on_ending(job, now, left)
+    return _go_on_ending(job, now, _alive_of(job, "is still to end", "are still to end"))
 
 
 def _on_progress_while_restarting(job: Job, event: Progressed, now: float) -> Decision:
@@ -896,27 +882,22 @@ def _back_off(job: Job, now: float, why: str) -> Decision:
 
 
 def _on_tick_while_restarting(job: Job, event: Tick, now: float) -> Decision:
-    if job.wake_at is None or now < job.wake_at:
-        return _decision(job, "not yet")
     if not job.alive:
         return _schedule(job, now, f", after {job.error}")
-    late = _who(job.alive)
+    late = _who(job.alive, "did")
     if job.killed:
-        why = f"{late} did not even end by SIGKILL; attempt {job.attempt} is fenced off"
+        why = f"{late} not even end by SIGKILL; attempt {job.attempt} is fenced off"
         return _back_off(job, now, why)
     until = _until(job, job.ending_since + job.policy.commit_grace_s)
     waiting = _committing(job)
     if not waiting or now >= until:
-        waited_s = now - job.ending_since
-        return _kill_the_rest(job, now, f"{late} did not end in {waited_s:g} s")
+        reason = f"{late} not end in {now - job.ending_since:g} s"
+        job = replace(job, killed=True, wake_at=now + job.policy.grace_s)
+        return _decision(job, reason, Kill())
     others = job.alive - waiting
     actions = (Kill(others),) if others else ()
     job = replace(job, wake_at=until)
-    return _decision(job, f"{_who(waiting)} still {_verb(waiting, 'saves', 'save')}", *actions)
-
-
-def _kill_the_rest(job: Job, now: float, reason: str) -> Decision:
-    return _decision(replace(job, killed=True, wake_at=now + job.policy.grace_s), reason, Kill())
+    return _decision(job, _who(waiting, "still saves", "still save"), *actions)
 
 
 def _end_job(job: Job, error: JobError, reason: str, *actions: Action) -> Decision:
@@ -960,7 +941,7 @@ def _without(job: Job, event: Exited) -> Job:
 
 def _worker_error(job: Job, event: Exited) -> JobError:
     where = f"process {event.process} of {job.num_processes}"
-    message = f"{where} {_how(event.code)} in attempt {job.attempt}"
+    message = f"{where} {how_ended(event.code)} in attempt {job.attempt}"
     if event.why:
         message += f": {event.why}"
     kind = {DO_NOT_RESTART: Fatal, HANG: Hang}.get(event.code, WorkerFailed)
@@ -988,16 +969,14 @@ def _source(job: Job) -> str:
     return next((source for source in job.notices if source != GROWING), "a notice")
 
 
-def _how(code: int) -> str:
-    return f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
-
-
 def _verb(those: Sized, one: str, several: str) -> str:
-    return one if len(those) == 1 else several
+    return one if len(those) == 1 or not several else several
 
 
-def _alive_of(job: Job) -> str:
-    return f"{len(job.alive):,} of {counted(job.num_processes, 'process')}"
+def _alive_of(job: Job, one: str, several: str = "") -> str:
+    """Returns how many processes of an attempt live, with the verb that fits."""
+    alive = f"{len(job.alive):,} of {counted(job.num_processes, 'process')}"
+    return f"{alive} {_verb(job.alive, one, several)}"
 
 
 def _everybody(job: Job, one: str, several: str) -> str:
@@ -1010,45 +989,61 @@ def _some(waiting: Sized) -> str:
     return f"{len(waiting)} of them {_verb(waiting, 'has', 'have')}"
 
 
-def _who(processes: frozenset[int] | tuple[int, ...]) -> str:
-    return f"{_verb(processes, 'process', 'processes')} {_list(processes)}"
+def _who(processes: Set[int], one: str, several: str = "") -> str:
+    """Returns processes by their numbers, with the verb that fits."""
+    names = f"{_verb(processes, 'process', 'processes')} {_list(processes)}"
+    return f"{names} {_verb(processes, one, several)}"
 
 
-def _list(processes: frozenset[int] | tuple[int, ...]) -> str:
+def _list(processes: Set[int]) -> str:
     return ", ".join(map(str, sorted(processes)))
 
 
-_TABLE: dict[tuple[State, type], Callable[[Job, Any, float], Decision]] = {
-    (State.INITIALIZING, Start): _on_start,
-    (State.SCHEDULING, Reserved): _on_reserved,
-    (State.SCHEDULING, Waiting): _on_waiting,
-    (State.SCHEDULING, Tick): _on_tick_while_scheduling,
-    (State.SCHEDULING, StartFailed): _on_start_failed,
-    (State.RUNNING, Exited): _on_exit_while_running,
-    (State.RUNNING, StartFailed): _on_start_failed,
-    (State.RUNNING, Unplaced): _on_unplaced,
-    (State.RUNNING, Noticed): _on_notice,
-    (State.RUNNING, Capacity): _on_capacity,
-    (State.RUNNING, CoordinatorEnded): _on_coordinator_ended,
-    (State.RUNNING, Stalled): _on_stalled,
-    (State.REJOINING, Exited): _on_exit_while_running,
-    (State.REJOINING, StartFailed): _on_start_failed,
-    (State.REJOINING, Unplaced): _on_unplaced,
-    (State.REJOINING, Noticed): _on_notice,
-    (State.REJOINING, CoordinatorEnded): _on_coordinator_ended,
-    (State.REJOINING, Stalled): _on_stalled,
-    (State.REJOINING, Tick): _on_tick_while_rejoining,
-    (State.REJOINING, Progressed): _on_progress_while_rejoining,
-    (State.PREEMPTING, Exited): _on_exit_while_preempting,
-    (State.PREEMPTING, CoordinatorEnded): _on_coordinator_ended,
-    (State.PREEMPTING, Noticed): _on_notice,
-    (State.PREEMPTING, Withdrawn): _on_withdrawn,
-    (State.PREEMPTING, Tick): _on_tick_while_preempting,
-    (State.RESTARTING, Exited): _on_exit_while_restarting,
-    (State.RESTARTING, Tick): _on_tick_while_restarting,
-    **{(state, Stop): _on_stop for state in State},
-    (State.RESTARTING, Progressed): _on_progress_while_restarting,
-    (State.RESTARTING, CoordinatorEnded): _on_coordinator_ended_while_restarting,
-    (State.RUNNING, Progressed): _on_progress_while_running,
-    (State.PREEMPTING, Progressed): _on_progress_while_preempting,
+_Handlers: TypeAlias = Mapping[type[Event], Callable[[Job, Any, float], Decision]]
+
+_AT_ANY_TIME: _Handlers = {Stop: _on_stop}
+_WHILE_ALIVE: _Handlers = {
+    **_AT_ANY_TIME,
+    Exited: _on_exit_while_running,
+    StartFailed: _on_start_failed,
+    Unplaced: _on_unplaced,
+    Noticed: _on_notice,
+    CoordinatorEnded: _on_coordinator_ended,
+    Stalled: _on_stalled,
+}
+_TABLE: Mapping[State, _Handlers] = {
+    State.INITIALIZING: {**_AT_ANY_TIME, Start: _on_start},
+    State.SCHEDULING: {
+        **_AT_ANY_TIME,
+        Reserved: _on_reserved,
+        Waiting: _on_waiting,
+        Tick: _on_tick_while_scheduling,
+        StartFailed: _on_start_failed,
+    },
+    State.RUNNING: {
+        **_WHILE_ALIVE,
+        Progressed: _on_progress_while_running,
+        Capacity: _on_capacity,
+    },
+    State.REJOINING: {
+        **_WHILE_ALIVE,
+        Progressed: _on_progress_while_rejoining,
+        Tick: _on_tick_while_rejoining,
+    },
+    State.PREEMPTING: {
+        **_AT_ANY_TIME,
+        Exited: _on_exit_while_preempting,
+        CoordinatorEnded: _on_coordinator_ended,
+        Noticed: _on_notice,
+        Withdrawn: _on_withdrawn,
+        Progressed: _on_progress_while_preempting,
+        Tick: _on_tick_while_preempting,
+    },
+    State.RESTARTING: {
+        **_AT_ANY_TIME,
+        Exited: _on_exit_while_restarting,
+        Progressed: _on_progress_while_restarting,
+        CoordinatorEnded: _on_coordinator_ended_while_restarting,
+        Tick: _on_tick_while_restarting,
+    },
 }

@@ -23,6 +23,11 @@ HANG = 124
 INTERRUPTED = 130  # of the launcher itself, after Ctrl-C
 
 
+def how_ended(code: int) -> str:
+    """Returns how a process ended, by its exit code or minus the signal that ended it."""
+    return f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+
+
 class State(enum.StrEnum):
     """The states of a job. `finished`, `preempted` and `failed` are final."""
 
@@ -382,7 +387,6 @@ class Reserve:
     attempt: int
     min_processes: int
     max_processes: int
-    timeout_s: float
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from holdfast.coordination import CoordinationError, Credentials, StatusClient
 from holdfast.coordination.client.followed_status import FollowedStatus
@@ -63,54 +63,58 @@ _MOST_STACKS = 4  # of processes that keep a job waiting
 _MOST_DEAF = 8  # processes that are named
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessReport:
-    """What one process last reported; steps are -1 where it never did."""
+class Reported:
+    """What the processes of an attempt have reported, as far as decisions go by it.
 
-    process: int
-    step: int
-    saved_step: int
-    steps_per_second: float
-    error: str
-    connected: bool
-    leaving: bool
-    asks_preemption: bool
-    restartable: bool
-    held: bool
-    done: bool
-    restored_s: float
-    blocked_s: float
-    compiled_s: float
-    for_devices_s: float  # a save has waited for them
-    raised: str  # the exception that has left its main thread
+    It takes those alone that have changed: a job may have thousands.
+    """
 
-    @classmethod
-    def of(cls, task: session_pb2.TaskStatus) -> ProcessReport:
-        """Returns what a status says of a process."""
+    def __init__(self) -> None:
+        self.heard: set[int] = set()
+        self.raised: dict[int, str] = {}  # the exceptions that have left main threads
+        # Of processes that have had a Session, as a poll saw or what they said of a save shows.
+        self.saves: dict[int, SavePosition] = {}
+        self._step = -1
+        self._saved_step = -1
+        self._seconds = dict.fromkeys(("restore_s", "save_blocked_s", "compile_s"), 0.0)
+        self._those = {name: set[int]() for name in ("done", "leaving", "restartable", "held")}
+
+    def take(self, task: session_pb2.TaskStatus) -> None:
+        """Takes what a status says of a process."""
+        process = task.task_id
         progress = task.progress
         values = progress.values
-        return cls(
-            task.task_id,
-            step=progress.step if progress.HasField("step") else -1,
-            saved_step=progress.saved_step if progress.HasField("saved_step") else -1,
-            steps_per_second=task.steps_per_second,
-            error=task.error,
-            connected=task.state == coordination_pb2.CONNECTED,
-            leaving=bool(values.get("leaving")),
-            asks_preemption=progress.asks_preemption,
-            restartable=bool(values.get("restartable")),
-            held=bool(values.get("held")),
-            done=bool(values.get("done")),
-            restored_s=values.get("restore_s", 0.0),
-            blocked_s=values.get("save_blocked_s", 0.0),
-            compiled_s=values.get("compile_s", 0.0),
-            for_devices_s=values.get("for_devices_s", 0.0),
-            raised=raised_by(task),
+        if task.heartbeat_age_s >= 0:
+            self.heard.add(process)
+        if process in self.saves or task.has_session or "save_stage" in values:
+            self.saves[process] = save_position(task)
+        self.raised[process] = raised_by(task)
+        self._step = max(self._step, _step(task))
+        if progress.HasField("saved_step"):
+            self._saved_step = max(self._saved_step, progress.saved_step)
+        for name, most_s in self._seconds.items():
+            self._seconds[name] = max(most_s, values.get(name, 0.0))
+        for name, those in self._those.items():
+            those.discard(process)
+            if values.get(name):
+                those.add(process)
+
+    def progressed(self, attempt: int, num_processes: int) -> Progressed:
+        """Returns all of it as an event."""
+        those = self._those
+        return Progressed(
+            attempt,
+            self._step,
+            self._saved_step,
+            0 < num_processes == len(those["done"]),
+            saves=dict(self.saves),
+            restored_s=self._seconds["restore_s"],
+            blocked_s=self._seconds["save_blocked_s"],
+            compiled_s=self._seconds["compile_s"],
+            leaving=frozenset(those["leaving"]),
+            restartable=frozenset(those["restartable"]),
+            held=frozenset(those["held"]),
         )
-
-
-def _nothing_known() -> tuple[session_pb2.Launcher, Goodput]:
-    return session_pb2.Launcher(), Goodput()
 
 
 class ProgressWatch:
@@ -135,8 +139,8 @@ class ProgressWatch:
         *,
         policy: RestartPolicy,
         say: Callable[[str], None],
-        account: Callable[[], tuple[session_pb2.Launcher, Goodput]] = _nothing_known,
-        replaces: bool = False,
+        account: Callable[[], tuple[session_pb2.Launcher, Goodput]],
+        replaces: bool,
     ) -> None:
         self.attempt = attempt
         self._replaces = replaces
@@ -151,18 +155,17 @@ class ProgressWatch:
         self._stuck: set[int] = set()  # those that were reported
         self._said_nobody = False
         self._said_deaf = False
-        self._deaf: dict[int, int] | None = None  # their steps when a notice was there first
-        self._rates: dict[int, float] = {}  # of their steps when a notice was there first
+        # When a notice was there first.
+        self._at_notice: session_pb2.StatusResponse | None = None
         self._behind_s = _BEHIND_S  # of a wait for devices that is said
         self._stalled = False
+        self._explaining = threading.Lock()
+        self._why_hung: str | None = None
         self._client = StatusClient(address, credentials, timeout_s=1.0)
         self._followed = FollowedStatus(self._client)
         self._lock = threading.Lock()
         self._last = Progressed(attempt)
-        # Of processes that have had a Session, as a poll saw or what they said of a save shows.
-        self._saves: dict[int, SavePosition] = {}
-        self._reported: dict[int, ProcessReport] = {}
-        self._heard: set[int] = set()
+        self._reported = Reported()
         self._notices: set[str] = set()
         self._history: deque[session_pb2.Event] = deque()
         self._grows = False  # the coordinator has yet to hear that there is room for more
@@ -199,8 +202,12 @@ class ProgressWatch:
         while not self._closed.wait(_POLL_S):
             self.refresh()
             self._find_nobody()
-            self._find_deaf()
-            self._find_behind()
+            if not self._notices:
+                self._at_notice = None
+            else:
+                self._at_notice = self._at_notice or self.status
+                self._find_deaf(self._at_notice)
+                self._find_behind(self._at_notice)
             self._find_stuck()
             with contextlib.suppress(CoordinationError):
                 self._find_stall()
@@ -221,24 +228,20 @@ class ProgressWatch:
                 " program; without it each of them trains alone"
             )
 
-    def _find_deaf(self) -> None:
+    def _find_deaf(self, before: session_pb2.StatusResponse) -> None:
         """Says, once, who makes steps after a notice and has never asked for one: it does not know
         that it is to leave.
         """
-        if not self._notices:
-            self._deaf = None
-        if self._said_deaf or not self._notices:
+        if self._said_deaf:
             return
-        reported = self._reported.copy().items()
-        deaf = {
-            process: each.step
-            for process, each in reported
-            if each.connected and not (each.asks_preemption or each.leaving)
-        }
-        if self._deaf is None:
-            self._deaf = deaf
         # Each asks before it makes the next step that it is told of.
-        going_on = [name for name, step in deaf.items() if 0 <= self._deaf.get(name, step) < step]
+        going_on = [
+            task.task_id
+            for task in self.status.tasks
+            if 0 <= _step(before.tasks[task.task_id]) < _step(task)
+            and _stays(task)
+            and not task.progress.asks_preemption
+        ]
         if going_on:
             self._said_deaf = True
             names = ", ".join(map(str, going_on[:_MOST_DEAF]))
@@ -249,21 +252,18 @@ class ProgressWatch:
                 " until --preemption-grace-s"
             )
 
-    def _find_behind(self) -> None:
+    def _find_behind(self, before: session_pb2.StatusResponse) -> None:
         """Says, each time that the wait has doubled, whose last save waits for its devices: the
         loop has made steps that they have not.
         """
-        reported = self._reported.copy().items()
-        if not self._notices:
-            self._rates = {process: each.steps_per_second for process, each in reported}
-            return
         waits_s, process = max(
-            ((each.for_devices_s, process) for process, each in reported), default=(0.0, 0)
+            (task.progress.values.get("for_devices_s", 0.0), task.task_id)
+            for task in self.status.tasks
         )
         if waits_s < self._behind_s:
             return
         self._behind_s = 2 * waits_s
-        steps = int(waits_s * self._rates.get(process, 0.0))
+        steps = int(waits_s * before.tasks[process].steps_per_second)
         behind = f"{counted(steps, 'step')} or more behind" if steps else "behind"
         self._announce(
             f"process {process}: a save has waited {waits_s:.0f} s for its devices, which are"
@@ -272,33 +272,33 @@ class ProgressWatch:
 
     def _find_stuck(self) -> None:
         """Reports, once each, processes that an exception ends, and that have not ended in time."""
-        for process, each in self._reported.copy().items():
-            position = self._saves.get(process, NO_SAVE)
-            is_over = each.raised and self._grace.is_over(process, position)
+        for process, raised in self._reported.raised.copy().items():
+            position = self._reported.saves.get(process, NO_SAVE)
+            is_over = raised and self._grace.is_over(process, position)
             if is_over and process not in self._stuck:
                 self._stuck.add(process)
                 self._on_event(Stuck(self.attempt, process, self.raised(process)))
 
     def raised(self, process: int) -> str:
         """Returns the first line of the exception that ends a process, "" for none."""
-        reported = self._reported.get(process)
-        if reported is None:
-            return ""
-        said = own_words(process, reported.error)
+        said = self._own_words(process)
         if not said.startswith(ENDS_WITH):
-            said = reported.raised
+            said = self._reported.raised.get(process, "")
         return _first_line(said.removeprefix(ENDS_WITH))
 
     def last_words(self, process: int) -> str:
         """Returns the first line of what a process said of its own end, "" for nothing."""
-        reported = self._reported.get(process)
-        said = "" if reported is None else own_words(process, reported.error)
-        return self.raised(process) or _first_line(said)
+        return self.raised(process) or _first_line(self._own_words(process))
+
+    def _own_words(self, process: int) -> str:
+        tasks = self.status.tasks
+        # None has answered yet, or it is one of the attempt before, which had more.
+        return own_words(process, tasks[process].error) if process < len(tasks) else ""
 
     @property
     def with_session(self) -> frozenset[int]:
         """The processes that have had a client of ours."""
-        return frozenset(self._saves)
+        return frozenset(self._reported.saves)
 
     # --- Hangs
 
@@ -338,14 +338,23 @@ class ProgressWatch:
         stragglers = find_stragglers(status, self._rule)
         return [task for task in stragglers if task.task_id not in self._stragglers]
 
-    def diagnose(self) -> list[Finding]:
-        """Returns why the job hangs, nothing where the coordinator does not answer.
+    def explain_hang(self) -> str:
+        """Returns which processes keep the others waiting, and where, "" where that is not known;
+        says it once. Blocks for at most a minute.
 
-        Blocks for at most a minute.
+        The processes that hang have left their stacks at the coordinator.
         """
-        with contextlib.suppress(CoordinationError):
-            return diagnose(gather(self._client, hangs=True))
-        return []
+        with self._explaining:
+            if self._why_hung is None:
+                found: list[Finding] = []
+                with contextlib.suppress(CoordinationError):
+                    found = diagnose(gather(self._client, hangs=True))
+                # Those that have failed did so because it hangs.
+                texts = [each.text for each in found if each.kind != "failed"]
+                for text in texts:
+                    self._say(f"hang: {text}")
+                self._why_hung = "; ".join(texts[:1])
+            return self._why_hung
 
     # --- Progress
 
@@ -378,7 +387,9 @@ class ProgressWatch:
         self._client.report_launcher(launcher, vars(goodput))
         status = self._followed.look()
         self._take(status, self._followed.changed)
-        progress = self._progress()
+        progress = self._reported.progressed(self.attempt, status.num_processes)
+        if not self._replaces:
+            progress = replace(progress, restartable=frozenset())
         # Before the word that all have left their loops: it is for them that they have.
         if self._notices or any(prefix.prefix == "holdfast" for prefix in status.prefixes):
             self._take_notices(self._client.key_value_dir_get_bytes(_SYNC))
@@ -392,11 +403,6 @@ class ProgressWatch:
             self._client.report_event(event.kind, event.text, event.unix_s)
             self._history.popleft()  # sent: a coordinator that did not answer gets it again
 
-    @property
-    def processes(self) -> tuple[ProcessReport, ...]:
-        """What the processes last reported, in order."""
-        return tuple(self._reported.copy().values())
-
     def _take(self, status: session_pb2.StatusResponse, changed: Iterable[int]) -> None:
         if not self.status.num_processes:
             self._rule = replace(self._rule, waited_s=status.up_s)
@@ -406,39 +412,9 @@ class ProgressWatch:
         for sentence in status.defects:
             self._say_defect(sentence)
         for process in changed:
-            self._take_process(status.tasks[process])
-        if not self.gathers and len(self.joined) < len(self._heard):
-            self.joined = frozenset(self._heard)
-
-    def _take_process(self, task: session_pb2.TaskStatus) -> None:
-        process = task.task_id
-        self._reported[process] = ProcessReport.of(task)
-        if task.heartbeat_age_s >= 0:
-            self._heard.add(process)
-        if process in self._saves or task.has_session or "save_stage" in task.progress.values:
-            self._saves[process] = save_position(task)
-
-    def _progress(self) -> Progressed:
-        reported = self._reported.values()
-        return Progressed(
-            self.attempt,
-            max((each.step for each in reported), default=-1),
-            max((each.saved_step for each in reported), default=-1),
-            len(reported) > 0 and all(each.done for each in reported),
-            saves=dict(self._saves),
-            restored_s=max((each.restored_s for each in reported), default=0.0),
-            blocked_s=max((each.blocked_s for each in reported), default=0.0),
-            compiled_s=max((each.compiled_s for each in reported), default=0.0),
-            leaving=frozenset(each.process for each in reported if each.leaving),
-            held=frozenset(each.process for each in reported if each.held),
-            restartable=self._restartable(),
-        )
-
-    def _restartable(self) -> frozenset[int]:
-        if not self._replaces:
-            return frozenset()
-        reported = self._reported.items()
-        return frozenset(process for process, each in reported if each.restartable)
+            self._reported.take(status.tasks[process])
+        if not self.gathers and len(self.joined) < len(self._reported.heard):
+            self.joined = frozenset(self._reported.heard)
 
     def _take_notices(self, entries: Iterable[tuple[str, bytes]]) -> None:
         standing: set[str] = set()
@@ -489,14 +465,23 @@ class ProgressWatch:
         """
         if ended_well:
             return False
-        stays = any(each.connected and not each.leaving for each in self._reported.copy().values())
-        return stays or not self.joined
+        return any(map(_stays, self.status.tasks)) or not self.joined
 
     def close(self) -> None:
         """Stops polling; what a diagnosis would have found is not told any more."""
         self._closed.set()
         with self._lock:  # a poll comes to its end
             self._client.close()
+
+
+def _step(task: session_pb2.TaskStatus) -> int:
+    return task.progress.step if task.progress.HasField("step") else -1
+
+
+def _stays(task: session_pb2.TaskStatus) -> bool:
+    """Returns whether a process is there, and has not begun to leave."""
+    is_leaving = task.progress.values.get("leaving")
+    return task.state == coordination_pb2.CONNECTED and not is_leaving
 
 
 def _first_line(text: str) -> str:

@@ -15,7 +15,7 @@ from holdfast.coordination.vitals import ENDS_WITH, LEAVES_AS_ASKED
 from holdfast.multihost.group.group import SaveStage
 from holdfast.proto import session_pb2
 
-from ..supervisor.job import NO_SAVE, SavePosition
+from ..supervisor.job import DONE, NO_SAVE, PREEMPTED, SavePosition
 
 RAISED = 1
 """The exit code of a Python program that an exception ends."""
@@ -62,7 +62,7 @@ def save_position(task: session_pb2.TaskStatus) -> SavePosition:
 
 class RaisedWatch:
     """Waits, until `close`, to hear from the coordinator that an exception ends one process, or
-    that it leaves as a notice has asked it to: then `as_asked` is true.
+    that it leaves as a notice has asked it to.
 
     Calls `end` with what the process says where it has not ended by itself in its time. Only then
     is the status of the whole job asked for: a job may have thousands of such watches. What a
@@ -75,7 +75,8 @@ class RaisedWatch:
         self._process = process
         self._end = end
         self._grace = grace
-        self.as_asked = False
+        self._is_ended = False
+        self._as_asked = False
         self._client = StatusClient(address, timeout_s=1.0)
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="holdfast-raised", daemon=True).start()
@@ -85,7 +86,7 @@ class RaisedWatch:
         words = ""
         with contextlib.suppress(CoordinationError):  # gone: it has nothing to tell any more
             words = self._words()
-        self.as_asked = self.as_asked or words == LEAVES_AS_ASKED
+        self._as_asked = self._as_asked or words == LEAVES_AS_ASKED
         said = words.partition("\n")[0]
         return said.removeprefix(ENDS_WITH) if said.startswith(ENDS_WITH) else ""
 
@@ -101,13 +102,14 @@ class RaisedWatch:
                 self._closed.wait(_AGAIN_S)
                 continue
             said = self.said()
-            if self.as_asked:
+            if self._as_asked:
                 return
             while not self._closed.wait(_LOOK_S):
                 if self._is_forgotten():
                     self._grace.forget(self._process)
                     break
                 if self._grace.is_over(self._process, self._position()):
+                    self._is_ended = True
                     self._end(said)
                     return
 
@@ -120,6 +122,14 @@ class RaisedWatch:
         with contextlib.suppress(CoordinationError):  # gone: nothing can be committed any more
             return save_position(self._client.status().tasks[self._process])
         return NO_SAVE
+
+    def code(self, code: int) -> int:
+        """Returns what a command's exit code says of the process: a pipe ends with that of its last
+        command, some shells with 0.
+        """
+        if self._is_ended or (code == DONE and self.said()):
+            return RAISED
+        return PREEMPTED if code == DONE and self._as_asked else code
 
     def close(self) -> None:
         """Stops waiting."""

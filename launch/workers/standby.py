@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ..supervisor.job import how_ended
 from .process import STANDBY, WorkerProcess
 
 PRELOAD = ("jax", "holdfast.multihost", "holdfast.checkpoint")
@@ -85,17 +86,17 @@ def standbys_of(
     cwd: str | Path | None,
     restarts: bool,
     say: Callable[[str], None],
-) -> Standbys | None:
-    """Returns the standbys of a job, None where it is to have none.
+) -> Standbys:
+    """Returns the standbys of a job, `NO_STANDBYS` where it is to have none.
 
     Where standbys were asked for and cannot be had, `say` gets the reason.
     """
     if not (restarts if settings.wanted is None else settings.wanted):
-        return None
+        return NO_STANDBYS
     if why := why_cold(command, env, cwd):
         if settings.wanted:
             say(f"no standbys, each attempt starts cold: {why}")
-        return None
+        return NO_STANDBYS
     return Standbys(command, cwd=cwd, preload=settings.preload, say=say)
 
 
@@ -221,11 +222,8 @@ class Standby:
         if taken is not None:
             taken.on_exit(code)
         elif not closed:
-            ending = f"it ended with exit code {code}"
-            if code < 0:
-                ending = f"it was ended by signal {-code}"
             process = f"process {self._process}, which will start cold"
-            self._say(f"no standby for {process}: {failed or ending}")
+            self._say(f"no standby for {process}: {failed or f'it {how_ended(code)}'}")
 
     def signal(self, number: int) -> None:
         """Sends a signal to it."""
@@ -259,6 +257,7 @@ class Standbys:
         cwd: str | Path | None,
         preload: Sequence[str],
         say: Callable[[str], None],
+        useless: bool = False,
     ) -> None:
         self._command = list(command)
         self._cwd = cwd
@@ -269,7 +268,7 @@ class Standbys:
         self._held: list[Standby] = []
         self._wanted: dict[int, Mapping[str, str]] = {}
         self._at_once = 0  # may import
-        self._useless = False
+        self._useless = useless  # none is started
 
     def warm(self, environments: Mapping[int, Mapping[str, str]], *, in_turn: bool = False) -> None:
         """Starts one for each process that has none, with the environment of the process.
@@ -382,3 +381,6 @@ class Standbys:
         for each in self._taken:
             each.close()
         self._taken.clear()
+
+
+NO_STANDBYS = Standbys((), cwd=None, preload=(), say=lambda line: None, useless=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import os
 import re
@@ -14,11 +13,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from holdfast.launch import LiveView, Preempted
-from holdfast.launch.supervisor.job import Decision, Job, State
-from holdfast.launch.view import change_printer
-from holdfast.launch.workers.output import ConsoleOutput
-from holdfast.launch.workers.progress_watch import ProcessReport
+from holdfast.launch import LiveView
+from holdfast.launch.supervisor.job import Job, State
 from holdfast.proto import session_pb2
 
 HOLDFAST = Path(sys.executable).parent / "holdfast"
@@ -54,10 +50,10 @@ def test_the_live_view_on_a_terminal() -> None:
     assert b"\x1b[36m[0] " in seen
 
 
-def report(step: int, saved: int, rate: float) -> ProcessReport:
+def report(step: int, saved: int, rate: float) -> session_pb2.TaskStatus:
     """Returns what process 0 reports."""
     progress = session_pb2.ReportRequest(step=step, saved_step=saved)
-    return ProcessReport.of(session_pb2.TaskStatus(progress=progress, steps_per_second=rate))
+    return session_pb2.TaskStatus(progress=progress, steps_per_second=rate)
 
 
 def test_the_table_tells_step_rate_and_last_save() -> None:
@@ -65,7 +61,7 @@ def test_the_table_tells_step_rate_and_last_save() -> None:
     now = [100.0]
     view = LiveView(io.StringIO(), io.StringIO(), 2, clock=lambda: now[0])
     job = Job("j", 2, 2, state=State.RUNNING, attempt=3, alive=frozenset({0, 1}), saved_step=40)
-    view.observe(job, Decision(job, (), ""))
+    view.observe(job)
     shown = []
     for step in (50, 60, 70):
         progress = (report(step, 40, 4.96),)
@@ -83,7 +79,7 @@ def test_the_frame_is_readable_at_any_width(columns: int) -> None:
     view = LiveView(io.StringIO(), io.StringIO(), 2)
     alive = frozenset({0, 1})
     job = Job("local-4f2a81bc", 2, 2, state=State.RUNNING, attempt=3, alive=alive, saved_step=3456)
-    view.observe(job, Decision(job, (), ""))
+    view.observe(job)
     view.follow(lambda: (report(123460, 3456, 1234.5),))
     console = Console(file=io.StringIO(), width=columns)
     console.print(view.frame())
@@ -92,28 +88,3 @@ def test_the_frame_is_readable_at_any_width(columns: int) -> None:
     assert titles.split() == ["process", "state", "step", "steps/s", "saved"]
     assert first.split() == ["0", "running", "123460", "1234", "3456"]
     assert second.split() == ["1", "running", "-", "-", "-"]
-
-
-def test_the_log_leaves_out_the_ordinary_course() -> None:
-    """A first attempt that starts, runs and ends is not worth a line; a restart is, with its
-    reason, and so is each state after it. How it
-    ended is the last line, with its counts.
-    """
-    stderr = io.StringIO()
-    print_change = change_printer(ConsoleOutput(io.StringIO(), stderr, 2), first_attempt=1)
-    job = Job("j", 2, 2)
-    for state, attempt, error in (
-        (State.SCHEDULING, 1, None),
-        (State.RUNNING, 1, None),
-        (State.RESTARTING, 1, None),
-        (State.RUNNING, 2, None),
-        (State.RUNNING, 2, None),
-        (State.FAILED, 2, Preempted("drained")),
-    ):
-        following = dataclasses.replace(job, state=state, attempt=attempt, error=error)
-        print_change(job, Decision(following, (), f"why {state} {attempt}"))
-        job = following
-    assert stderr.getvalue().splitlines() == [
-        "holdfast: restarting: why restarting 1",
-        "holdfast: running: why running 2",
-    ]

@@ -22,7 +22,7 @@ from holdfast.coordination.process.job_folder import working_folder
 from holdfast.multihost import Preempted, ProcessSpec
 from holdfast.proto import session_pb2
 
-from ...supervisor.engine import JobResult, start_failed
+from ...supervisor.engine import JobResult
 from ...supervisor.job import (
     Capacity,
     Event,
@@ -30,7 +30,6 @@ from ...supervisor.job import (
     Job,
     Noticed,
     Rejoin,
-    Replace,
     Reserve,
     Reserved,
     RestartPolicy,
@@ -43,11 +42,10 @@ from ...workers.coordinator import HEARTBEAT_TIMEOUT_S, end_attempt
 from ...workers.output import Output, console_unless
 from ...workers.secrets import JobSecrets, require_cryptography, shown
 from ...workers.standby import StandbySettings
-from ..base import NOT_STARTED, chosen, has_step, run_job, some_can_stay
-from ..replacing import MOST_LOOKS, ReplacingEngine
+from ..base import MOST_LOOKS, BaseEngine, chosen
 from .cluster import cluster_nodes, load_ray
 from .placement import Node, Placement, place_gang
-from .worker_actor import CoordinatorActor, HostActor, WorkerActor, WorkerUpdate
+from .worker_actor import CoordinatorActor, HostActor, Program, WorkerActor, WorkerUpdate
 
 _POLL_S = 0.5  # how often the cluster is asked
 _UPDATE_S = 0.5  # how long an actor may hold back an update
@@ -100,10 +98,14 @@ class JobSpec:
                 f"resources={dict(self.resources)}: a process needs at least some of one resource"
             )
 
+    @property
+    def least(self) -> int:
+        """The fewest processes that it runs with."""
+        return self.num_processes if self.min_processes is None else self.min_processes
+
     def job(self, job_id: str) -> Job:
         """Returns the job before its first attempt. ValueError: numbers that do not fit."""
-        least = self.min_processes or self.num_processes
-        return Job(job_id, least, self.num_processes, self.restart)
+        return Job(job_id, self.least, self.num_processes, self.restart)
 
 
 @dataclass(frozen=True)
@@ -137,29 +139,18 @@ def run(
     when it was preempted, Fatal when a restart cannot help. Nothing is raised for a job that fails:
     see `result.job.error`.
     """
-    return _run(
-        spec,
-        call=load_ray().cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))),
-        output=None,
-        address=address,
-    )
+    call = load_ray().cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
+    return _run(spec, Program(call=call, env=dict(spec.env)), None, address)
 
 
 def run_command(
     command: Sequence[str], spec: JobSpec, *, output: Output | None = None, address: str = "auto"
 ) -> RayResult:
     """Runs `command` as the processes of a job on a Ray cluster. Blocks to its end."""
-    return _run(spec, command=list(command), output=output, address=address)
+    return _run(spec, Program(list(command), env=dict(spec.env)), output, address)
 
 
-def _run(
-    spec: JobSpec,
-    *,
-    command: list[str] | None = None,
-    call: bytes | None = None,
-    output: Output | None,
-    address: str,
-) -> RayResult:
+def _run(spec: JobSpec, program: Program, output: Output | None, address: str) -> RayResult:
     ray = load_ray()
     if not spec.insecure:
         require_cryptography()
@@ -168,22 +159,21 @@ def _run(
     job_id = spec.job_id or f"ray-{uuid.uuid4().hex[:12]}"
     job = spec.job(job_id)
     with console_unless(output, spec.num_processes) as lines:
-        engine = RayEngine(job_id, spec, command=command, call=call, output=lines)
-        return RayResult(run_job(job, engine, lines), engine.values())
+        engine = RayEngine(job_id, spec, program, lines)
+        return RayResult(engine.run(job), engine.values())
 
 
 @dataclass
 class Gang:
-    """The machines of a job, Ray's groups of what is reserved there, and its actors: one a process,
-    and one a machine for its relay.
+    """The machines of a job, what is reserved there, and its actors: one a process, and one a
+    machine for its relay.
     """
 
     placement: Placement = field(default_factory=Placement)
-    group: Any = None
+    # Of each rank: Ray's group of what is reserved, and which of its bundles.
+    bundles: list[tuple[Any, int]] = field(default_factory=list)
     actors: dict[int, Any] = field(default_factory=dict)  # by rank; made by `start_actors`
     hosts: dict[str, Any] = field(default_factory=dict)  # by machine
-    # Group and bundle of the ranks that have lost their first machine.
-    moved: dict[int, tuple[Any, int]] = field(default_factory=dict)
 
     @property
     def node_ids(self) -> list[str]:
@@ -196,9 +186,8 @@ class Gang:
 
     def start_actors(self, resources: Mapping[str, float]) -> None:
         """Starts the actors of processes that are not there: their start costs seconds."""
-        for rank in range(len(self.placement.nodes)):
+        for rank, (group, bundle) in enumerate(self.bundles):
             if rank not in self.actors:
-                group, bundle = self.moved.get(rank, (self.group, rank))
                 actor = _actor_in(group, bundle, resources, WorkerActor)
                 self.actors[rank] = actor.remote(_folder())
 
@@ -218,20 +207,21 @@ class Gang:
         }
         return list(lost.values())
 
-    def move(self, ranks: Sequence[int], placement: Placement, group: Any) -> None:
-        """Takes machines for processes that have lost theirs, or are new, in the order of ranks."""
+    def move(self, ranks: Sequence[int], reserved: Gang) -> None:
+        """Takes the machines of another gang for processes that have lost theirs, or are new, in
+        the order of ranks.
+        """
         nodes = list(self.placement.nodes)
         groups = self._groups
-        for bundle, (rank, node) in enumerate(zip(ranks, placement.nodes, strict=True)):
-            nodes[rank : rank + 1] = [node]
-            self.moved[rank] = (group, bundle)
+        for index, rank in enumerate(ranks):
+            nodes[rank : rank + 1] = [reserved.placement.nodes[index]]
+            self.bundles[rank : rank + 1] = [reserved.bundles[index]]
         self.placement = replace(self.placement, nodes=tuple(nodes))
         self._remove_unused(groups)
 
     @property
     def _groups(self) -> dict[int, Any]:
-        groups = [self.group, *(group for group, _ in self.moved.values())]
-        return {id(group): group for group in groups if group is not None}
+        return {id(group): group for group, _ in self.bundles}
 
     def _remove_unused(self, before: Mapping[int, Any]) -> None:
         for unused in before.keys() - self._groups:
@@ -240,12 +230,10 @@ class Gang:
     def close_up(self, numbers_before: Sequence[int]) -> None:
         """Goes on without the machines of those that have no number any more."""
         groups = self._groups
-        places = [self.moved.get(rank, (self.group, rank)) for rank in numbers_before]
         nodes = [self.placement.nodes[rank] for rank in numbers_before]
         self.placement = replace(self.placement, nodes=tuple(nodes))
+        self.bundles = [self.bundles[rank] for rank in numbers_before]
         self.actors = renumbered(self.actors, numbers_before)
-        self.moved = dict(enumerate(places))
-        self.group = None
         self._remove_unused(groups)
 
     def stands(self) -> Turns[bool]:
@@ -292,27 +280,18 @@ class RayCoordinator:
             actor.close.remote(self.attempt)
 
 
-class RayEngine(ReplacingEngine):
+class RayEngine(BaseEngine):
     """Runs a job's processes as children of actors of a Ray cluster."""
 
-    def __init__(
-        self,
-        job_id: str,
-        spec: JobSpec,
-        *,
-        command: list[str] | None,
-        call: bytes | None,
-        output: Output,
-    ) -> None:
+    def __init__(self, job_id: str, spec: JobSpec, program: Program, output: Output) -> None:
         super().__init__(output, spec.restart)
         # The slices of a TPU job meet where their first hosts are: none of them is moved alone.
         self.replaces = spec.num_slices == 1
-        self.errand = Errand(command or ())
+        self.errand = Errand(program.command)
         self._job_id = job_id
         self._spec = spec
         self._restarts = spec.job(job_id).may_restart
-        self._command = command
-        self._call = call
+        self._program = program
         self._why_waiting = ""
         self._gang = Gang()
         self._kept: Gang | None = None  # of the attempt before, for the next
@@ -323,8 +302,8 @@ class RayEngine(ReplacingEngine):
         self._missed: set[int] = set()  # those that did not come, and are replaced
         self._spares: list[Gang] = []  # of one place each
         self._sparing: Turns[None] = _wait_for([], 0.0)  # goes on with each turn, too
-        # By machine, those without a standby; None: the attempt has made no step.
-        self._cold: dict[str, list[int]] | None = None
+        # By machine, those without a standby, once the attempt has made a step.
+        self._cold: dict[str, list[int]] = {}
         # Finds room or starts an attempt: each turn of the loop goes on with it.
         self._work: Turns[None] = _wait_for([], 0.0)
         self._outcomes: dict[int, bytes | None] = {}  # of the last attempt, by rank
@@ -342,59 +321,53 @@ class RayEngine(ReplacingEngine):
         for actor in chosen(self._gang.actors, processes):
             actor.signal.remote(int(number))
 
-    def _kill(self, processes: frozenset[int] | None = None) -> None:
+    def _kill(self, processes: frozenset[int] | None) -> None:
         for actor in chosen(self._gang.actors, processes):
             actor.kill.remote()
 
-    def _launch(self, attempt: int, num_processes: int) -> None:
-        self._work = self._begin(attempt, num_processes)
+    def _launch(self) -> None:
+        self._work = self._begin()
 
-    def _begin(self, attempt: int, num_processes: int) -> Turns[None]:
+    def _begin(self) -> Turns[None]:
         """Starts an attempt; yields while actors have yet to answer."""
         deadline = time.monotonic() + self._spec.restart.startup_timeout_s
-        everybody = range(num_processes)
+        everybody = range(self._num_processes)
         secured = not self._spec.insecure
         self._coordinators = actor_here(CoordinatorActor).remote(
             self._job_id, self._spec.heartbeat_timeout_s, secured=secured
         )
-        opening = self._new_coordinator(attempt, num_processes)
+        opening = self._new_coordinator()
         self._gang.start_actors(self._spec.resources)
         yield []
         actors = self._gang.actors.values()
-        yield from self._open_coordinator(opening, attempt, deadline)
+        yield from self._open_coordinator(opening, deadline)
         yield from self._answers([actor.pid.remote() for actor in actors], everybody, deadline)
-        self._lives = {}
-        self._begin_lives(frozenset(everybody))
-        self._outcomes = dict.fromkeys(everybody)
         yield from self._start(everybody, deadline)
 
-    def _new_coordinator(self, attempt: int, num_processes: int) -> Any:
+    def _new_coordinator(self) -> Any:
         """Has the attempt's coordinator start; returns the reference to where it is."""
-        self._num_processes = num_processes
+        self._outcomes = dict.fromkeys(range(self._num_processes))
         self._relays = {}
-        self._cold = None
+        self._cold = {}
         self._sparing.close()
-        self._coordinator = RayCoordinator(self._coordinators, attempt, self._gang.hosts)
-        return self._coordinators.open.remote(attempt, num_processes)
+        self._coordinator = RayCoordinator(self._coordinators, self._attempt, self._gang.hosts)
+        return self._coordinators.open.remote(self._attempt, self._num_processes)
 
-    def _open_coordinator(self, opening: Any, attempt: int, deadline: float) -> Turns[None]:
+    def _open_coordinator(self, opening: Any, deadline: float) -> Turns[None]:
         """Begins to watch the attempt's coordinator, once it is there."""
         [(address, secrets)] = yield from self._answers([opening], (), deadline)
         coordinator = self._coordinator
         assert isinstance(coordinator, RayCoordinator)
         self._coordinator = replace(coordinator, address=address, secrets=secrets)
         with shown(secrets) as credentials:
-            self._open_watch(address, attempt, credentials)
+            self._open_watch(address, credentials)
 
     def _start(self, ranks: Sequence[int], deadline: float) -> Turns[None]:
         """Starts processes in their actors, which are there."""
         yield from self._answers(self._open_relays(ranks), ranks, deadline)
         actors = self._gang.actors
         started = [
-            actors[rank].start.remote(
-                self._command, self._call, self._process_spec(rank), dict(self._spec.env)
-            )
-            for rank in ranks
+            actors[rank].start.remote(self._program, self._process_spec(rank)) for rank in ranks
         ]
         replaced = yield from self._answers(started, ranks, deadline)
         for rank, lines in zip(ranks, replaced, strict=True):
@@ -476,19 +449,16 @@ class RayEngine(ReplacingEngine):
     # --- Those that stay, and those that are replaced
 
     def _rejoin(self, action: Rejoin) -> None:
-        self._leave_attempt(action.numbers_before)
         self._work.close()
         if action.numbers_before:
             self._close_up(action.numbers_before)
-        opening = self._new_coordinator(action.attempt, action.num_processes)
-        self._begin_lives(frozenset(self._to_start))
-        self._outcomes = dict.fromkeys(range(action.num_processes))
+        opening = self._new_coordinator()
         self._work = self._come_again(action, opening)
 
     def _come_again(self, action: Rejoin, opening: Any) -> Turns[None]:
         """Opens an attempt, tells those that stay where it is, and starts the others."""
         deadline = time.monotonic() + self._spec.restart.startup_timeout_s
-        yield from self._open_coordinator(opening, action.attempt, deadline)
+        yield from self._open_coordinator(opening, deadline)
         before = len(self._gang.node_ids)
         if new := range(before, action.num_processes):
             yield from self._move(new, deadline)
@@ -507,7 +477,7 @@ class RayEngine(ReplacingEngine):
             if rank in numbers_before
         }
 
-    def _places(self, num_processes: int) -> Mapping[int, session_pb2.Place]:
+    def _places(self) -> Mapping[int, session_pb2.Place]:
         node_ids = self._gang.node_ids
         counts = Counter(node_ids)
         before = Counter[str]()
@@ -519,9 +489,8 @@ class RayEngine(ReplacingEngine):
             before[node_id] += 1
         return {rank: places[rank] for rank in self._staying}
 
-    def _replace(self, action: Replace) -> None:
-        self._missed |= self._staying & action.processes - self._gone.keys()
-        self._begin_lives(action.processes)
+    def _replace(self, processes: frozenset[int], missed: frozenset[int]) -> None:
+        self._missed |= missed
 
     def _start_missing(self) -> Turns[None]:
         """Starts the processes of an attempt that are not there, while others are. Never ends: a
@@ -533,8 +502,8 @@ class RayEngine(ReplacingEngine):
             deadline = time.monotonic() + self._spec.restart.startup_timeout_s
             while ranks := sorted(self._to_start):
                 yield from self._say_missed()
-                yield from self._seat(ranks, deadline)
                 try:
+                    yield from self._seat(ranks, deadline)
                     yield from self._start(ranks, deadline)
                 except exceptions.RayTaskError:  # what an actor itself raises
                     raise
@@ -558,45 +527,36 @@ class RayEngine(ReplacingEngine):
     def _seat(self, ranks: Sequence[int], deadline: float) -> Turns[None]:
         """Sees that processes have actors that answer: on other machines where theirs have gone.
 
-        Raises TimeoutError after the deadline.
+        Raises what `_answers` does; an actor that has failed is there no more then.
         """
         ray = load_ray()
         gang = self._gang
-        asked: dict[int, Any] = {}
-        missing = set(ranks)
-        while missing:
-            # Whether its machine has gone with an actor, Ray may know only later.
-            self._take_spares([rank for rank in sorted(missing) if rank not in gang.actors])
-            lost = {node.node_id for node in gang.lost_machines(missing)}
-            away = sorted(rank for rank in missing if gang.node_ids[rank] in lost)
-            for rank in away:
-                asked.pop(rank, None)
-                if (actor := gang.actors.pop(rank, None)) is not None:
-                    ray.kill(actor)
-            if away:
-                yield from self._move(away, deadline)
-            gang.start_actors(self._spec.resources)
-            for rank in missing - asked.keys():
-                asked[rank] = gang.actors[rank].pid.remote()
-            refs = [asked[rank] for rank in missing]
-            ray.wait(refs, num_returns=len(refs), timeout=_TURN_S)
-            for rank in sorted(missing):
+        # Whether its machine has gone with an actor, Ray may know only later.
+        self._take_spares([rank for rank in ranks if rank not in gang.actors])
+        lost = {node.node_id for node in gang.lost_machines(ranks)}
+        away = [rank for rank in ranks if gang.node_ids[rank] in lost]
+        for rank in away:
+            if (actor := gang.actors.pop(rank, None)) is not None:
+                ray.kill(actor)
+        if away:
+            yield from self._move(away, deadline)
+        gang.start_actors(self._spec.resources)
+        asked = {rank: gang.actors[rank].pid.remote() for rank in ranks}
+        try:
+            yield from self._answers(list(asked.values()), ranks, deadline)
+        except ray.exceptions.RayError:
+            for rank, ref in asked.items():
                 try:
-                    ray.get(asked[rank], timeout=0)
-                    missing.discard(rank)
+                    ray.get(ref, timeout=0)
                 except ray.exceptions.GetTimeoutError:
                     continue
                 except ray.exceptions.RayError:
-                    del asked[rank], gang.actors[rank]
-            self._check_deadline(missing, deadline, "its actor does not answer")
-            if missing - asked.keys():  # some failed at once
-                yield from _pause()
-            elif missing:
-                yield []
+                    del gang.actors[rank]
+            raise
 
     def _move(self, ranks: Sequence[int], deadline: float) -> Turns[None]:
         """Reserves machines for processes that have lost theirs, or are new; says where there is no
-        room, and the job may go on without them. Raises as `_seat` does.
+        room, and the job may go on without them. Raises TimeoutError after the deadline.
         """
         spec = self._spec
         told = ""
@@ -605,14 +565,14 @@ class RayEngine(ReplacingEngine):
             count = len(ranks)
             placement = place_gang(cluster_nodes(), spec.resources, count, count)
             if placement.nodes:
-                group = yield from self._reserved(placement)
-                if group is not None:
-                    self._gang.move(ranks, placement, group)
+                reserved = yield from self._reserved(placement)
+                if reserved is not None:
+                    self._gang.move(ranks, reserved)
                     return
             found = placement.why_not_more or "what was free is not any more"
             why = found if spec.spares else f"{found}; --spares would have held a place"
             others = max(len(self._gang.node_ids), ranks[-1] + 1) - count
-            if others >= (spec.min_processes or spec.num_processes):
+            if others >= spec.least:
                 full = f"{_those(ranks)} cannot be placed: {why}"
                 yield [Unplaced(self._attempt, frozenset(ranks), full)]
             if why != told:
@@ -622,7 +582,7 @@ class RayEngine(ReplacingEngine):
             yield from _pause()
 
     def _check_deadline(self, ranks: Collection[int], deadline: float, why: str) -> None:
-        if ranks and time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             limit_s = self._spec.restart.startup_timeout_s
             raise TimeoutError(
                 f"{_those(ranks)} cannot be replaced within startup_timeout_s={limit_s:g}: {why}"
@@ -642,21 +602,18 @@ class RayEngine(ReplacingEngine):
             ours = set(self._gang.node_ids)
             others = [node for node in cluster_nodes() if node.node_id not in ours]
             placement = place_gang(others, spec.resources, 1, 1)
-            group = None
+            spare = None
             if placement.nodes:
-                group = yield from self._reserved(placement)
-            if group is None:
+                spare = yield from self._reserved(placement)
+            if spare is None:
                 if placement.why_not_more != told:
                     told = placement.why_not_more
                     self._output.say(f"no place for a spare: {told}, beside the job's own")
                 yield []
                 continue
-            spare = Gang(placement, group)
             self._spares.append(spare)
             spare.start_actors(spec.resources)
-            spare.actors[0].prepare.remote(
-                self._command, self._call, self._process_spec(0), dict(spec.env)
-            )
+            spare.actors[0].prepare.remote(self._program, self._process_spec(0))
             spare.actors[0].warm.remote(spec.standby, restarts=self._restarts)
 
     def _take_spares(self, ranks: Sequence[int]) -> list[int]:
@@ -668,7 +625,7 @@ class RayEngine(ReplacingEngine):
                 spare.give_back()
                 continue
             rank = without.pop(0)
-            self._gang.move([rank], spare.placement, spare.group)
+            self._gang.move([rank], spare)
             self._gang.actors[rank] = spare.actors[0]
         return without
 
@@ -686,7 +643,7 @@ class RayEngine(ReplacingEngine):
             self._give_back(self._spares.pop())
         self._close_coordinators()
         if len(self._gang.actors) == self._spec.num_processes:
-            self._kill()
+            self._kill(None)
             self._kept = self._gang
         else:
             self._give_back(self._gang)
@@ -748,21 +705,21 @@ class RayEngine(ReplacingEngine):
         self._poll_actors(0.0 if events or self._to_start else wait_s)
         while not self._queue.empty():
             events += super().events(0)
-        # One that was seen last may come when the attempt has been given back.
-        if self._watch is not None and self._cold is None and has_step(events):
-            self._cold = {each: self._gang.ranks_on(each) for each in self._gang.node_ids}
-            for node_id in self._cold:
-                self._warm_next(node_id)
-            if self._restarts and some_can_stay(events):
-                self._coordinators.prepare.remote(self._attempt + 1, self._num_processes)
-            self._sparing = self._hold_spares()
         next(self._sparing, None)
         # Last: the ends that were seen before it go by the numbers that it changes.
         return sorted(events, key=lambda event: isinstance(event, Unplaced))
 
+    def _on_first_step(self, *, can_stay: bool) -> None:
+        self._cold = {each: self._gang.ranks_on(each) for each in self._gang.node_ids}
+        for node_id in self._cold:
+            self._warm_next(node_id)
+        if self._restarts and can_stay:
+            self._coordinators.prepare.remote(self._attempt + 1, self._num_processes)
+        self._sparing = self._hold_spares()
+
     def _warm_next(self, node_id: str) -> None:
         """Has the next standby of a machine begin: the cores are for the steps."""
-        cold = (self._cold or {}).get(node_id)
+        cold = self._cold.get(node_id)
         if cold and (actor := self._gang.actors.get(cold.pop(0))) is not None:
             actor.warm.remote(self._spec.standby, restarts=self._restarts)
 
@@ -771,10 +728,8 @@ class RayEngine(ReplacingEngine):
         try:
             return next(self._work, [])
         except Exception as error:
-            self._call_off(None, NOT_STARTED)
             # What an actor raises comes with its traceback there.
-            cause = getattr(error, "cause", None) or error
-            return [start_failed(self._attempt, cause)]
+            return self._not_started(getattr(error, "cause", None) or error)
 
     def _call_off(self, processes: frozenset[int] | None, code: int) -> None:
         if self._to_start if processes is None else self._to_start & processes:
@@ -826,6 +781,7 @@ class RayEngine(ReplacingEngine):
         if not self._pending:
             return []
         nodes = {node.node_id: node for node in cluster_nodes()}
+        self._drop_lost_spares(nodes)
         notices = self._drains(nodes)
         if notices and self._watch is not None:
             # Whom a notice is for hangs on who can stay, which the launcher may not have heard yet.
@@ -833,6 +789,16 @@ class RayEngine(ReplacingEngine):
         for notice in notices:
             self._queue.put(notice)
         return [] if notices else self._growth(nodes)
+
+    def _drop_lost_spares(self, nodes: Mapping[str, Node]) -> None:
+        """Gives back spares whose machines have gone, or are draining, and holds others."""
+        for spare in self._spares.copy():
+            [node_id] = spare.node_ids
+            if node_id not in nodes or nodes[node_id].draining:
+                self._spares.remove(spare)
+                spare.give_back()
+                self._sparing.close()
+                self._sparing = self._hold_spares()
 
     def _drains(self, nodes: Mapping[str, Node]) -> list[Event]:
         """Returns a notice for each machine of ours that Ray drains since the last poll."""
@@ -882,9 +848,9 @@ class RayEngine(ReplacingEngine):
                 self._output.say(f"attempt {wanted.attempt}: {why}")
             self._why_waiting = why
             if placement.nodes:
-                group = yield from self._reserved(placement)
-                if stands := group is not None:
-                    self._gang = Gang(placement, group)
+                reserved = yield from self._reserved(placement)
+                if stands := reserved is not None:
+                    self._gang = reserved
             elif why != told:
                 told = why
                 yield [Waiting(wanted.attempt, why)]
@@ -892,8 +858,8 @@ class RayEngine(ReplacingEngine):
                 yield []
         yield [Reserved(wanted.attempt, len(self._gang.node_ids))]
 
-    def _reserved(self, placement: Placement) -> Turns[Any]:
-        """Returns Ray's group of what is reserved on machines, None where they are free no more."""
+    def _reserved(self, placement: Placement) -> Turns[Gang | None]:
+        """Reserves machines; returns a gang there, None where they are free no more."""
         ray = load_ray()
         bundles = [dict(self._spec.resources) for _ in placement.nodes]
         pins = [{"ray.io/node-id": node.node_id} for node in placement.nodes]
@@ -909,7 +875,7 @@ class RayEngine(ReplacingEngine):
             except GeneratorExit:
                 ray.util.remove_placement_group(group)
                 raise
-        return group
+        return Gang(placement, [(group, bundle) for bundle in range(len(bundles))])
 
     def values(self) -> tuple[Any, ...]:
         """Returns what the calls of the last attempt returned, by rank."""

@@ -14,7 +14,7 @@ import queue
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from holdfast.coordination import Relay
@@ -28,13 +28,22 @@ from ...workers.coordinator import Coordinator, Coordinators
 from ...workers.environment import worker_env
 from ...workers.process import CALL_RUNNER, WorkerProcess
 from ...workers.secrets import JobSecrets, spawn_relay
-from ...workers.standby import Standbys, StandbySettings, standbys_of
+from ...workers.standby import NO_STANDBYS, StandbySettings, standbys_of
 from .cluster import load_ray
 
 _END_S = 10.0  # for a process that was killed
 _MORE_LINES_S = 0.02  # lines that come so soon after another go with it
 _MOST_LINES = 1_000  # of an update
 _SHORTEST_WAIT_S = 0.001
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the processes of a job run: a command, or a pickled call."""
+
+    command: Sequence[str] = ()
+    call: bytes | None = None
+    env: Mapping[str, str] = field(default_factory=dict)  # beside that of Ray's workers
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ class WorkerActor:
         self._updates: queue.SimpleQueue[str | int] = queue.SimpleQueue()  # lines, then the code
         self._process: WorkerProcess | None = None
         self._prepared: tuple[list[str], dict[str, str], int] | None = None
-        self._standbys: Standbys | None = None
+        self._standbys = NO_STANDBYS
         self._warms = False
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-")
         keep_from_cleaners(Path(self._folder.name))
@@ -78,34 +87,22 @@ class WorkerActor:
         """
         return place_of(process, pid)
 
-    def prepare(
-        self,
-        command: Sequence[str] | None,
-        call: bytes | None,
-        spec: ProcessSpec,
-        extra: Mapping[str, str],
-    ) -> list[str]:
-        """Notes what is to be started: the command, or the pickled call.
+    def prepare(self, program: Program, spec: ProcessSpec) -> list[str]:
+        """Notes what is to be started.
 
         Returns one line for each stale MEGASCALE_* value that was replaced.
         """
-        env, lines = worker_env({**os.environ, **extra}, spec, decides=True)
-        if call is not None:
+        env, lines = worker_env({**os.environ, **program.env}, spec, decides=True)
+        command = list(program.command)
+        if program.call is not None:
             path = Path(self._folder.name) / "call"
-            path.write_bytes(call)
+            path.write_bytes(program.call)
             command = [sys.executable, str(CALL_RUNNER), str(path), str(self._result)]
             env["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
-        assert command is not None
-        self._prepared = list(command), env, spec.process_id
+        self._prepared = command, env, spec.process_id
         return lines
 
-    def start(
-        self,
-        command: Sequence[str] | None,
-        call: bytes | None,
-        spec: ProcessSpec,
-        extra: Mapping[str, str],
-    ) -> list[str]:
+    def start(self, program: Program, spec: ProcessSpec) -> list[str]:
         """Starts what `prepare` notes, in the standby where there is one; returns its lines."""
         if self._process is not None:
             self._process.kill()
@@ -118,15 +115,12 @@ class WorkerActor:
                 updates.put(said)
         self._updates = updates
         self._result.unlink(missing_ok=True)
-        lines = self.prepare(command, call, spec, extra)
+        lines = self.prepare(program, spec)
         assert self._prepared is not None
-        its_command, env, process = self._prepared
-        worker = None
-        if self._standbys is not None:
-            worker = self._standbys.take(process, env, updates.put, updates.put)
-        if worker is None:
-            worker = WorkerProcess(its_command, env, on_line=updates.put, on_exit=updates.put)
-        self._process = worker
+        command, env, process = self._prepared
+        self._process = self._standbys.take(
+            process, env, updates.put, updates.put
+        ) or WorkerProcess(command, env, on_line=updates.put, on_exit=updates.put)
         return lines
 
     def warm(self, settings: StandbySettings, *, restarts: bool) -> None:
@@ -135,7 +129,7 @@ class WorkerActor:
         """
         assert self._prepared is not None
         command, env, process = self._prepared
-        if self._standbys is None:
+        if self._standbys is NO_STANDBYS:
             if str(CALL_RUNNER) in command:  # what it imports first changes sys.path
                 settings = replace(settings, preload=["ray.cloudpickle", *settings.preload])
             self._standbys = standbys_of(
@@ -146,13 +140,12 @@ class WorkerActor:
                 restarts=restarts,
                 say=lambda line: self._updates.put(f"holdfast: {line}"),
             )
-        if self._standbys is not None:
-            self._standbys.warm({process: env})
-            self._warms = True
+        self._standbys.warm({process: env})
+        self._warms = True
 
     def _has_warmed(self) -> bool:
         """Says, once, that the standby is ready, or never will be."""
-        done = self._warms and self._standbys is not None and not self._standbys.imports
+        done = self._warms and not self._standbys.imports
         self._warms = self._warms and not done
         return done
 

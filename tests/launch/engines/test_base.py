@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import signal
 import time
+from collections.abc import Sequence
 
 import pytest
 
 from holdfast.coordination import CoordinationClient, JobIdentity, ProcessLost
-from holdfast.launch import LiveView, RestartPolicy
+from holdfast.launch import LiveView, Preempted, RestartPolicy
 from holdfast.launch.engines import base
-from holdfast.launch.engines.base import BaseEngine, run_job
+from holdfast.launch.engines.base import BaseEngine
+from holdfast.launch.supervisor.goodput import GoodputMeter
 from holdfast.launch.supervisor.job import (
     Action,
     CoordinatorEnded,
+    Decision,
     Exited,
     Job,
     Launch,
@@ -23,8 +27,11 @@ from holdfast.launch.supervisor.job import (
     Replace,
     Reserve,
     Reserved,
+    State,
     Stop,
+    Tick,
 )
+from holdfast.launch.supervisor.ledger import Ledger
 from holdfast.launch.workers.coordinator import Coordinator
 from holdfast.launch.workers.output import ConsoleOutput
 from holdfast.multihost import JobError
@@ -45,6 +52,7 @@ class Recording(BaseEngine):
         if isinstance(action, Reserve):
             self._queue.put(Reserved(action.attempt, action.max_processes))
         elif isinstance(action, Launch):
+            self._lives = dict.fromkeys(range(action.num_processes), action.attempt)
             for process in range(action.num_processes):
                 self._report_exit(Exited(action.attempt, process, self._code))
 
@@ -118,7 +126,7 @@ def test_events_come_in_order() -> None:
     its timeout.
     """
     engine = Recording(output())
-    engine.carry_out(Reserve(1, 1, 2, 1.0))
+    engine.carry_out(Reserve(1, 1, 2))
     engine.carry_out(Launch(1, 2))
     assert [engine.events(0) for _ in range(4)] == [
         [Reserved(1, 2)],
@@ -126,7 +134,7 @@ def test_events_come_in_order() -> None:
         [Exited(1, 1, 0, met=-1)],
         [],
     ]
-    assert engine.events(0.01) == [] and engine.progress() == ()
+    assert engine.events(0.01) == [] and engine.tasks() == ()
 
 
 def test_the_coordinator_hears_of_an_exit_first() -> None:
@@ -137,9 +145,11 @@ def test_the_coordinator_hears_of_an_exit_first() -> None:
         for index in range(2)
     ]
     engine = Recording(output())
+    engine._attempt = 1
+    engine._lives = {1: 1}
     try:
         at_once([client.connect for client in clients])
-        engine._open_watch(coordinator.address, 1)
+        engine._open_watch(coordinator.address)
         engine._report_exit(Exited(1, 1, -9))
         while not isinstance(event := engine.events(10)[0], Exited):
             pass
@@ -158,10 +168,11 @@ def test_an_exit_says_whether_all_may_have_met() -> None:
     coordinator = Coordinator("j", 2, 2)
     engine = Recording(output())
     engine._attempt = 2
+    engine._lives = {0: 1, 1: 1}
     engine._report_exit(Exited(1, 1, -9))
     assert engine.events(10) == [Exited(1, 1, -9, met=1)], "it has no coordinator yet"
     try:
-        engine._open_watch(coordinator.address, 2)
+        engine._open_watch(coordinator.address)
         engine._report_exit(Exited(1, 1, -9))
         assert engine.events(10) == [Exited(1, 1, -9, met=1)]
         coordinator.close()
@@ -179,22 +190,49 @@ def test_the_reasons_of_a_job_go_to_output() -> None:
     before = signal.getsignal(signal.SIGTERM)
     view = LiveView(io.StringIO(), stderr := io.StringIO(), 2)
     engine = Recording(view, code=3)
-    result = run_job(Job("j", 2, 2), engine, view, view)
+    result = engine.run(Job("j", 2, 2), view)
     assert (result.outcome, result.exit_code, engine.done) == ("failed", 3, ["close"])
     assert (
         "holdfast: failed: process 0 of 2 ended with exit code 3 in attempt 1; 1 attempt, no step"
         in stderr.getvalue().splitlines()[-1]
     )
-    assert view.progress == engine.progress and signal.getsignal(signal.SIGTERM) is before
+    assert view._tasks == engine.tasks and signal.getsignal(signal.SIGTERM) is before
 
 
 def test_those_that_join_again_are_told_why_it_ends() -> None:
     """As those that run are: an attempt that they outlive is none that has ended."""
     engine = Rejoining(output())
     policy = RestartPolicy(max_failures=1)
-    run_job(Job("j", 2, 2, policy), engine, output())
+    engine.run(Job("j", 2, 2, policy))
     (told,) = [each for each in engine.done if isinstance(each, tuple)]
     assert told[0] == 2 and "the coordinator is gone" in told[1]
+
+
+def test_the_log_leaves_out_the_ordinary_course() -> None:
+    """A first attempt that starts, runs and ends is not worth a line; a restart is, with its
+    reason, and so is each state after it. How it ended is the last line, with its counts.
+    """
+    stderr = io.StringIO()
+    engine = Recording(ConsoleOutput(io.StringIO(), stderr, 2))
+    ledger = Ledger(GoodputMeter(0.0))
+    job = Job("j", 2, 2)
+    for state, attempt, error in (
+        (State.SCHEDULING, 1, None),
+        (State.RUNNING, 1, None),
+        (State.RESTARTING, 1, None),
+        (State.RUNNING, 2, None),
+        (State.RUNNING, 2, None),
+        (State.FAILED, 2, Preempted("drained")),
+    ):
+        following = dataclasses.replace(job, state=state, attempt=attempt, error=error)
+        decision = Decision(following, (), f"why {state} {attempt}")
+        ledger = ledger.observe(job, decision, Tick(), 0.0)
+        engine.observe(job, decision, ledger)
+        job = following
+    assert stderr.getvalue().splitlines() == [
+        "holdfast: restarting: why restarting 1",
+        "holdfast: running: why running 2",
+    ]
 
 
 class Broken(Recording):
@@ -206,8 +244,11 @@ class Broken(Recording):
         else:
             BaseEngine.carry_out(self, action)
 
-    def _launch(self, attempt: int, num_processes: int) -> None:
+    def _launch(self) -> None:
         raise OSError("no machine answers")
+
+    def _leave_attempt(self, numbers_before: Sequence[int]) -> None:
+        """It has had no coordinator."""
 
     def _rejoin(self, action: Rejoin) -> None:
         raise OSError("no machine answers")
@@ -223,7 +264,7 @@ def test_an_attempt_that_fails_to_start_is_over_at_once() -> None:
     policy = RestartPolicy(max_startup_failures=1, grace_s=60.0, backoff_s=0.0)
     engine = Broken(output())
     began = time.monotonic()
-    result = run_job(Job("j", 3, 3, policy), engine, output())
+    result = engine.run(Job("j", 3, 3, policy))
     assert time.monotonic() - began < 30 and result.attempts == 2
     assert result.reasons[-1].startswith("attempt 2 could not start: OSError: no machine answers")
     engine = Broken(output())

@@ -23,6 +23,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -39,6 +40,7 @@ from holdfast.launch import (
     RunSettings,
     StandbySettings,
     WorkerFailed,
+    ray,
     run_local,
 )
 from holdfast.launch.engines import local
@@ -737,7 +739,7 @@ def test_where_processes_can_stay_the_next_coordinator_waits() -> None:
         engine.events(10)
         assert coordinators("waits").keys() == {1}, "nobody can stay"
         for attempt in (1, 2):
-            engine._warmed = False
+            engine._has_stepped = False
             engine._queue.put(Progressed(attempt, step=1, restartable=frozenset({0, 1})))
             while attempt + 1 not in coordinators("waits"):
                 engine.events(10)
@@ -867,11 +869,18 @@ def test_bad_input_is_one_clear_error() -> None:
         assert refused.exit_code == 2 and sentence in refused.stderr
 
 
+def test_no_process_at_all_is_no_number_of_them() -> None:
+    """Nobody who asks for 0 at least gets a job that needs all."""
+    for job in (partial(RunSettings(min_processes=0).job, 2), partial(ray.JobSpec(2, 0).job, "j")):
+        with pytest.raises(ValueError, match="found 0 and 2"):
+            job()
+
+
 def engine_of(count: int, *command: str) -> LocalEngine:
     """Returns an engine whose first attempt runs."""
     settings = RunSettings(restart=RestartPolicy(max_failures=1, grace_s=1), env=dict(os.environ))
     engine = LocalEngine(command, "j", settings, CollectedOutput())
-    engine.carry_out(Reserve(1, count, count, 60.0))
+    engine.carry_out(Reserve(1, count, count))
     engine.carry_out(Launch(1, count))
     return engine
 
@@ -892,11 +901,11 @@ def test_a_survivor_that_ends_while_the_next_attempt_opens_is_reported(
     engine = engine_of(2, "sleep", "600")
     opens = engine._open_watch
 
-    def open_late(address: str, attempt: int, credentials: Credentials | None = None) -> None:
+    def open_late(address: str, credentials: Credentials | None = None) -> None:
         worker = engine._workers[0]
         worker.kill()
         assert worker.wait(30)
-        opens(address, attempt, credentials)
+        opens(address, credentials)
 
     monkeypatch.setattr(engine, "_open_watch", open_late)
     with contextlib.closing(engine):

@@ -113,7 +113,7 @@ def test_a_job_runs_to_its_end() -> None:
     gives all back.
     """
     run = Run().handle(Start())
-    assert run.actions == [Reserve(1, 2, 4, 600.0)]
+    assert run.actions == [Reserve(1, 2, 4)]
     assert run.handle(Reserved(1, 3)).actions == [Launch(1, 3)]
     assert run.handle(Exited(1, 0, 0), Exited(1, 2, 0)).job.state is State.RUNNING
     assert run.reason == "process 2 is done; 1 of 3 processes still runs"
@@ -139,7 +139,7 @@ def test_a_death_restarts_all() -> None:
         PrepareNext(2, 4),
     ]
     assert run.wake().actions == [
-        Reserve(2, 2, 4, 600.0)
+        Reserve(2, 2, 4)
     ]  # as soon as the back-off is over, in which the next one was prepared
 
 
@@ -631,13 +631,13 @@ def test_growing_and_shrinking() -> None:
         is State.PREEMPTING
         and run.job.grows
     )  # our own words
-    assert run.exit([75, 75]).actions == [Release(), Reserve(2, 2, 4, 600.0)]
+    assert run.exit([75, 75]).actions == [Release(), Reserve(2, 2, 4)]
     assert run.job.budget_used == {}
     run.handle(Reserved(2, 4), Capacity(2))
     assert run.job.state is State.PREEMPTING
     assert run.actions == [Launch(2, 4), Notify("room for 2 processes only")]
     echoes = [Noticed(f"process {each} (SIGTERM)", delivered=True) for each in range(4)]
-    assert run.handle(*echoes).exit([75] * 4).actions == [Release(), Reserve(3, 2, 4, 600.0)]
+    assert run.handle(*echoes).exit([75] * 4).actions == [Release(), Reserve(3, 2, 4)]
     assert run.job.budget_used == {}
 
 

@@ -71,7 +71,7 @@ def test_a_good_end_closes_the_engine() -> None:
     """
     engine = Script([Reserved(1, 2)], [Progressed(1, 7, 5)], [Exited(1, 0, 0), Exited(1, 1, 0)])
     result = supervise(job(), engine, clock=engine.clock)
-    assert engine.actions == [Reserve(1, 2, 2, 600.0), Launch(1, 2), Release()]
+    assert engine.actions == [Reserve(1, 2, 2), Launch(1, 2), Release()]
     assert (result.outcome, result.exit_code, result.attempts, result.step, result.saved_step) == (
         "done",
         0,

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
@@ -19,6 +20,7 @@ from holdfast.coordination.client.followed_status import add_events
 from holdfast.coordination.diagnosis.findings import Evidence
 from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.vitals import ENDS_WITH
+from holdfast.launch.supervisor.goodput import Goodput
 from holdfast.launch.supervisor.job import (
     NO_SAVE,
     Event,
@@ -33,7 +35,6 @@ from holdfast.launch.supervisor.job import (
 from holdfast.launch.workers import progress_watch
 from holdfast.launch.workers.coordinator import Coordinator
 from holdfast.launch.workers.progress_watch import (
-    ProcessReport,
     ProgressWatch,
     newest,
 )
@@ -42,6 +43,9 @@ from holdfast.proto import session_pb2
 from tests.support.in_process import serving
 from tests.support.processes import wait_until
 
+new_watch = partial(
+    ProgressWatch, account=lambda: (session_pb2.Launcher(), Goodput()), replaces=False
+)
 NOTICE = "holdfast/sync/preemption/0/notices/1"
 JOINED = {0: NO_SAVE, 1: NO_SAVE}
 
@@ -54,7 +58,7 @@ class Watched:
         self.coordinator = Coordinator("j", 3, 2)
         stack.callback(self.coordinator.close)
         self.events: queue.Queue[Event | Stuck] = queue.Queue()
-        self.watch = ProgressWatch(
+        self.watch = new_watch(
             self.coordinator.address,
             3,
             self.events.put,
@@ -93,11 +97,14 @@ class Watched:
     def report(self, process: int, step: int, **progress: float) -> None:
         """Reports, and waits until the coordinator has it."""
         self.clients[process].report(step=step, **progress)
-        while not any(
-            (each.process, each.step) == (process, step) for each in self.watch.processes
-        ):
+        while (process, step) not in self.steps():
             self.watch.refresh()
             time.sleep(0.01)
+
+    def steps(self) -> list[tuple[int, int]]:
+        """Returns the processes that have told a step, with it."""
+        tasks = self.watch.status.tasks
+        return [(task.task_id, task.progress.step) for task in tasks if task.progress.step]
 
 
 @pytest.fixture
@@ -114,10 +121,7 @@ def test_the_best_progress_is_reported_once(watched: Watched) -> None:
     assert found == [Progressed(3, 5, -1, saves=JOINED), Progressed(3, 5, 2, saves=JOINED)]
     watched.watch.refresh()
     assert watched.events.empty()
-    assert [(each.process, each.step, each.saved_step) for each in watched.watch.processes] == [
-        (0, 5, -1),
-        (1, 4, 2),
-    ]
+    assert watched.steps() == [(0, 5), (1, 4)]
 
 
 def test_a_new_coordinator_knows_what_was_before(watched: Watched) -> None:
@@ -218,7 +222,7 @@ def test_what_an_early_leaver_said_counts(watched: Watched) -> None:
     while watched.watch.status.tasks[1].has_session:
         watched.watch.refresh()
     events: queue.Queue[Event] = queue.Queue()
-    late = ProgressWatch(
+    late = new_watch(
         watched.coordinator.address, 3, events.put, policy=RestartPolicy(), say=watched.said.append
     )
     try:
@@ -267,7 +271,7 @@ def test_who_does_not_ask_and_goes_on_is_named(watched: Watched) -> None:
     watched.report(0, 6)
     watched.clients[1].key_value_set(NOTICE, json.dumps({"reason": "SIGTERM"}))
     watched.watch.refresh()
-    wait_until(lambda: watched.watch._deaf is not None)
+    wait_until(lambda: watched.watch._at_notice is not None)
     assert watched.said == []
     watched.report(1, 7)
     watched.report(0, 7)
@@ -283,16 +287,16 @@ def test_devices_that_are_behind_are_told_at_a_notice(watched: Watched) -> None:
     """By the time that a save waits for them, and the steps that the loop made in such a time: from
     two seconds on, and again once the time has doubled. Without a notice a wait is the loop's own.
     """
-    for step in range(4):
+    for step in range(1, 5):
         watched.report(1, step, for_devices_s=9.0)
         time.sleep(0.2)
-    wait_until(lambda: watched.watch._rates.get(1, 0) > 0)
-    watched.report(1, 4, for_devices_s=0.0)
+    wait_until(lambda: watched.watch.status.tasks[1].steps_per_second > 0)
+    watched.report(1, 5, for_devices_s=0.0)
     assert watched.said == []
     watched.clients[1].key_value_set(NOTICE, json.dumps({"reason": "SIGTERM"}))
     watched.watch.refresh()
     for waits_s in (1.5, 3.0, 5.0, 6.0):
-        watched.report(1, 5 + int(waits_s), for_devices_s=waits_s, asks_preemption=1)
+        watched.report(1, 6 + int(waits_s), for_devices_s=waits_s, asks_preemption=1)
         time.sleep(0.7)
     said = re.compile(
         r"process 1: a save has waited (\d) s for its devices, which are \d+ steps or more behind;"
@@ -376,10 +380,10 @@ def test_a_coordinator_that_is_gone_is_no_event(watched: Watched) -> None:
     """What was reported stands; asking again neither raises nor reports."""
     watched.report(0, 5)
     watched.events.get(timeout=30)
-    before: tuple[ProcessReport, ...] = watched.watch.processes
+    before = watched.watch.status
     watched.coordinator.close()
     watched.watch.refresh()
-    assert watched.events.empty() and watched.watch.processes == before
+    assert watched.events.empty() and watched.watch.status == before
 
 
 def test_a_coordinator_that_ended_in_order_was_not_needed(watched: Watched) -> None:
@@ -403,7 +407,7 @@ def test_a_defect_of_the_coordinator_is_said_once(monkeypatch: pytest.MonkeyPatc
     said: list[str] = []
     with serving(1) as served, monkeypatch.context() as broken:
         broken.setattr(served.service, "status", fail)
-        watch = ProgressWatch(
+        watch = new_watch(
             served.address, 1, lambda event: None, policy=RestartPolicy(), say=said.append
         )
         watch.refresh()
@@ -426,7 +430,7 @@ def test_that_nobody_joins_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None
         coordinator = Coordinator("j", 1, 2)
         stack.callback(coordinator.close)
         events: queue.Queue[Event] = queue.Queue()
-        watch = ProgressWatch(
+        watch = new_watch(
             coordinator.address, 1, events.put, policy=RestartPolicy(), say=said.append
         )
         stack.callback(watch.close)
@@ -457,7 +461,7 @@ def test_a_coordinator_that_was_ahead_is_no_attempt_that_is_late(
         before_s = client.status().up_s
         policy = RestartPolicy(stall_timeout_s=60, startup_timeout_s=limit_s)
         events: queue.Queue[Event] = queue.Queue()
-        watch = ProgressWatch(coordinator.address, 2, events.put, policy=policy, say=said.append)
+        watch = new_watch(coordinator.address, 2, events.put, policy=policy, say=said.append)
         stack.callback(watch.close)
         while not isinstance(events.get(timeout=30), Stalled):
             pass

@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.launch import RestartPolicy, RunSettings, StandbySettings, run_local
 from holdfast.launch.workers.process import WorkerProcess
-from holdfast.launch.workers.standby import Standby, Standbys, standbys_of, why_cold
+from holdfast.launch.workers.standby import NO_STANDBYS, Standby, Standbys, standbys_of, why_cold
 from tests.support.cluster import CollectedOutput
 from tests.support.paths import program
 from tests.support.processes import descendants, no_thread_can_be_started, wait_until_ended
@@ -522,7 +522,7 @@ def test_commands_of_other_forms_start_cold(env: dict[str, str], tmp_path: Path)
         standbys = standbys_of(
             ["true"], env, settings, cwd=tmp_path, restarts=True, say=said.append
         )
-        assert standbys is None
+        assert standbys is NO_STANDBYS
     assert said == [f"no standbys, each attempt starts cold: true {other}"]
     assert (
         standbys_of(
@@ -533,7 +533,7 @@ def test_commands_of_other_forms_start_cold(env: dict[str, str], tmp_path: Path)
             restarts=False,
             say=said.append,
         )
-        is None
+        is NO_STANDBYS
     )
     with pytest.raises(
         ValueError, match=r"preload 'fl-ax': expected the name of a module, such as flax\.linen"

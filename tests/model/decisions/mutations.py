@@ -33,8 +33,8 @@ class Mutation(NamedTuple):
 MUTATIONS = [
     Mutation(
         "a final state is final",
-        '    if job.final:\n        return _decision(job, f"the job is {job.state}")\n',
-        "",
+        "_TABLE.get(job.state, {})",
+        "_TABLE.get(job.state, _AT_ANY_TIME)",
         "FINAL",
     ),
     Mutation("a budget ends", "    if tries > limit:\n", "    if tries > limit + 1:\n", "BUDGET"),
@@ -106,7 +106,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the rest is ended with the job",
-        "    cleared = _clear(job)[1] if patient else (Kill(),)\n",
+        "    cleared = (Kill(),) if job.killed else _clear(job)[1]\n",
         "    cleared = ()\n",
         "NOBODY LEFT",
     ),

@@ -23,6 +23,7 @@ import pytest
 from holdfast.launch import RestartPolicy, StartupTimeout
 from holdfast.launch import ray as engine
 from holdfast.launch.engines.ray.engine import RayEngine
+from holdfast.launch.engines.ray.worker_actor import Program
 from holdfast.launch.supervisor.job import (
     Event,
     Exited,
@@ -245,8 +246,8 @@ def test_an_attempt_that_cannot_start_is_over_at_once(fleet: Fleet) -> None:
 
 def test_a_stop_is_heard_while_actors_start(fleet: Fleet) -> None:
     """No turn of the loop waits for them; what has begun is given back."""
-    its = RayEngine("j", spec(), command=["sleep", "600"], call=None, output=CollectedOutput())
-    its.carry_out(Reserve(1, 4, 4, 60.0))
+    its = RayEngine("j", spec(), Program(["sleep", "600"]), CollectedOutput())
+    its.carry_out(Reserve(1, 4, 4))
     seen: list[Event] = []
     turns: list[float] = []
 
@@ -272,7 +273,7 @@ def test_a_stop_is_heard_while_actors_start(fleet: Fleet) -> None:
 def test_a_step_that_is_told_late_is_no_attempts(fleet: Fleet) -> None:
     """It was on its way when the attempt was given back: nothing is begun for a next one."""
     spec = engine.JobSpec(num_processes=2, restart=POLICY, env=ENV)
-    ray_engine = RayEngine("late", spec, command=["true"], call=None, output=CollectedOutput())
+    ray_engine = RayEngine("late", spec, Program(["true"]), CollectedOutput())
     told = Progressed(1, 5, restartable=frozenset({0, 1}))
     ray_engine._queue.put(told)
     assert ray_engine.events(0) == [told]
@@ -283,10 +284,10 @@ def test_what_is_given_back_is_waited_for(fleet: Fleet) -> None:
     """An attempt that is to be larger counts on the machines of the one before, which are free a
     moment after they were given back.
     """
-    its = RayEngine("j", spec(), command=["true"], call=None, output=CollectedOutput())
+    its = RayEngine("j", spec(), Program(["true"]), CollectedOutput())
     with contextlib.closing(its):
         for attempt, count in ((1, 2), (2, 4)):
-            its.carry_out(Reserve(attempt, 2, count, 60.0))
+            its.carry_out(Reserve(attempt, 2, count))
             while not (seen := its.events(None)):
                 pass
             assert seen == [Reserved(attempt, count)]

@@ -296,6 +296,25 @@ def test_a_spare_takes_the_place_of_a_process_whose_node_is_lost(
     trial.check_steps()
 
 
+def test_a_spare_whose_node_is_lost_is_held_on_another(fleet: Fleet, tmp_path: Path) -> None:
+    """Also where no process has needed it."""
+    trial = Trial(tmp_path / "job")
+
+    def lose_the_spare() -> None:
+        trial.wait_for_attempt(1, 3)
+        nodes = {fleet.node_of(trial.pid(process)) for process in range(3)}
+        [spare] = set(fleet.nodes) - nodes
+        Fleet.wait_until(functools.partial(standbys_below, fleet.raylet(spare), 0), 60)
+        fleet.remove(spare)
+        fleet.add({})
+        raylet = fleet.raylet(fleet.nodes[-1])
+        Fleet.wait_until(functools.partial(standbys_below, raylet, 0), 60)
+        trial.end_soon()
+
+    trial.run_with(lose_the_spare, 10**6, habit="is of any size", spares=1)
+    assert trial.lives() == [1, 1, 1]
+
+
 def test_the_others_stay_where_the_drain_is_seen_before_that_they_can(
     fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

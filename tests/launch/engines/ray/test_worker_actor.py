@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launch.engines.ray.worker_actor import WorkerActor, WorkerUpdate
+from holdfast.launch.engines.ray.worker_actor import Program, WorkerActor, WorkerUpdate
 from holdfast.multihost import ProcessSpec
 from tests.support.libraries import need
 from tests.support.processes import wait_until, wait_until_ended
@@ -30,7 +30,7 @@ def actor() -> Iterator[WorkerActor]:
 
 
 def start(actor: WorkerActor, code: str, **extra: str) -> list[str]:
-    return actor.start([sys.executable, "-S", "-c", code], None, SPEC, extra)
+    return actor.start(Program([sys.executable, "-S", "-c", code], env=extra), SPEC)
 
 
 def poll_to_the_end(actor: WorkerActor) -> tuple[list[str], WorkerUpdate]:
@@ -144,7 +144,7 @@ def test_a_pickled_call_leaves_its_outcome(actor: WorkerActor) -> None:
     exit code.
     """
     cloudpickle = need("ray.cloudpickle", "make slow-libraries")
-    actor.start(None, cloudpickle.dumps((max, (1, 5), {})), SPEC, {})
+    actor.start(Program(call=cloudpickle.dumps((max, (1, 5), {}))), SPEC)
     _, update = poll_to_the_end(actor)
     assert update.code == 0 and update.outcome is not None
     assert cloudpickle.loads(update.outcome) == ("value", 5)
