@@ -286,12 +286,8 @@ def _read(
 def _any_copies(requests: Sequence[LeafRequest]) -> bool:
     """Says whether values go to devices that have memory of their own."""
     shardings = {request.sharding for request in requests if request.form == "jax"}
-    platforms = {
-        device.platform
-        for sharding in shardings
-        if sharding is not None
-        for device in sharding.device_set
-    }
+    devices: set[Any] = {each for sharding in shardings if sharding for each in sharding.device_set}
+    platforms = {device.platform for device in devices}
     if None in shardings:
         platforms.add(jax.default_backend())
     return bool(platforms - {"cpu"})
