@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import os
 import pickle
 import signal
@@ -126,6 +127,17 @@ def test_a_job_whose_last_process_is_late_starts(service: Served, late_timeouts:
     at_once([lambda client=client: client.wait_at_barrier("all", 20_000) for client in clients])  # type: ignore[misc]
     assert [info.state for info in clients[0].process_info()] == ["CONNECTED"] * 2
     at_once([client.shutdown for client in clients])
+
+
+def test_a_client_may_wait_for_ever(service: Served) -> None:
+    """A timeout of infinity, or of a billion seconds and more, is a wait like any other."""
+    endless = Timeouts(init_s=math.inf, shutdown_s=math.inf, rpc_s=math.inf)
+    clients = join(service, timeouts=endless)
+    clients[0].key_value_set("k", "v")
+    assert clients[1].blocking_key_value_get("k", 10**15) == "v"
+    waits = [functools.partial(each.wait_at_barrier, "b", 10**15) for each in clients]
+    assert at_once(waits) == [None, None]
+    assert at_once([each.shutdown for each in clients]) == [None, None]
 
 
 def test_the_heartbeat_timeout_is_the_coordinators(service: Served) -> None:
