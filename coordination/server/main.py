@@ -26,7 +26,8 @@ import click
 
 from ..address import UNIX, join_address
 from ..core.machine import Machine
-from ..credentials import require_together
+from ..credentials import read_token, require_together
+from ..errors import CoordinationError
 from ..limits import Config, Limits, NumberRange
 from .journal import JournalError, SqliteJournal
 from .listening import Listening, Tls
@@ -208,7 +209,10 @@ def _tls(certificate: Path | None, key: Path | None, authority: Path | None) -> 
 def _token(file: Path | None) -> str | None:
     if file is None:
         return None
-    token = file.read_text().strip()
+    try:
+        token = read_token(file)
+    except CoordinationError as error:
+        raise click.UsageError(error.message) from None
     if len(token) < _MIN_TOKEN_CHARACTERS:
         raise click.UsageError(
             f"--token-file {file}: expected at least {_MIN_TOKEN_CHARACTERS} characters, found"
