@@ -15,6 +15,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
+from google.protobuf.json_format import MessageToDict, ParseDict
+
+from holdfast.proto import session_pb2
+
 from ..task_bits import bits_of, tasks_of
 from .barriers import Barrier, Outcome
 from .events import Event
@@ -31,7 +35,6 @@ from .status import (
     Code,
     Missing,
     Status,
-    TaskProgress,
 )
 from .task_table import Task, TaskState
 
@@ -127,30 +130,26 @@ _TASK_FIELDS = (
     "session_since",
 )
 
-# A later version's journal may have more of them, and an earlier one's reader knows only these.
-_PROGRESS_FIELDS = ("step", "saved_step", "values", "trouble", "root")
-
 
 def _task(task: Task) -> bytes:
     kept = {name: getattr(task, name) for name in _TASK_FIELDS}
     kept["state"] = int(task.state)
     kept["error"] = _status(task.error)
     kept["seen"] = task.last_seen is not None
-    kept["progress"] = {name: getattr(task.progress, name) for name in _PROGRESS_FIELDS}
+    kept["progress"] = MessageToDict(task.progress)
     return _json(kept)
 
 
 def _load_task(kept: dict[str, Any], now: float) -> Task:
-    progress = kept["progress"]
+    progress = ParseDict(kept["progress"], session_pb2.ReportRequest())
+    progress.ClearField("asks_preemption")  # which is told again to a service that is restarted
     return Task(
         **{name: kept[name] for name in _TASK_FIELDS},
         state=TaskState(kept["state"]),
         state_since=now,
         error=_load_status(kept["error"]),
         last_seen=now if kept["seen"] else None,
-        progress=TaskProgress(
-            **{name: progress[name] for name in _PROGRESS_FIELDS if name in progress}
-        ),
+        progress=progress,
     )
 
 

@@ -17,8 +17,10 @@ from __future__ import annotations
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
+
+from holdfast.proto import session_pb2
 
 from ..limits import Limits
 from ..task_bits import bits_from, tasks_of
@@ -31,7 +33,6 @@ from .status import (
     Code,
     Missing,
     Status,
-    TaskProgress,
     beyond,
     name_processes,
 )
@@ -75,7 +76,8 @@ class Task:
     suspect_since: float | None = None
     # incarnations that are over for good, the latest last
     former: list[int] = field(default_factory=list)
-    progress: TaskProgress = field(default_factory=TaskProgress)
+    # what it last reported of its own work
+    progress: session_pb2.ReportRequest = field(default_factory=session_pb2.ReportRequest)
     steps: StepRate = field(default_factory=StepRate, compare=False)  # not kept in a journal
 
     def incarnation(self, session: bool) -> int:
@@ -179,7 +181,7 @@ class Task:
         self.pid = 0
         self.ended = ""
         self.last_seen = None
-        self.progress = TaskProgress()
+        self.progress = session_pb2.ReportRequest()
         self.steps = StepRate()
 
     def forgive(self, seconds: float, now: float) -> None:
@@ -397,7 +399,13 @@ class TaskTable:
 
     def _describe(self, task: Task, now: float) -> Missing:
         silent_s = None if task.last_seen is None else max(0.0, now - task.last_seen)
-        progress = None if task.progress == TaskProgress() else replace(task.progress)
+        progress = None
+        if task.progress.ListFields():
+            progress = session_pb2.ReportRequest()
+            progress.CopyFrom(task.progress)
+            # without what may be large, and no sentence shows
+            progress.ClearField("root")
+            progress.ClearField("values")
         return Missing(
             task.task_id,
             host=task.host,

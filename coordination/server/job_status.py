@@ -12,7 +12,6 @@ from holdfast.proto import session_pb2
 
 from ..core.barriers import Barrier
 from ..core.machine import Machine
-from ..core.status import TaskProgress
 from ..core.task_table import Task, TaskState
 from ..limits import HEARTBEATS_PER_TIMEOUT
 
@@ -111,24 +110,12 @@ def _task(task: Task, now: float, waiting_calls: int) -> session_pb2.TaskStatus:
         error=task.error.message if task.error else "",
         has_session=task.attached,
         has_agent=task.agent != 0,
-        progress=progress_message(task.progress),
+        progress=task.progress,
         step_age_s=-1.0 if task.steps.moved_at is None else now - task.steps.moved_at,
         # Who is gone makes no steps, however fast it was.
         steps_per_second=task.steps.per_second(now) if task.state is TaskState.CONNECTED else 0.0,
         usual_steps_per_second=task.steps.usual_per_second(now),
         waiting_calls=waiting_calls,
-    )
-
-
-def progress_message(progress: TaskProgress) -> session_pb2.ReportRequest:
-    """Returns what a process last reported of itself."""
-    return session_pb2.ReportRequest(
-        step=progress.step,
-        saved_step=progress.saved_step,
-        values=progress.values,
-        trouble=progress.trouble,
-        root=progress.root,
-        asks_preemption=progress.asks_preemption,  # type: ignore[arg-type]
     )
 
 

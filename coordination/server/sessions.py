@@ -6,8 +6,8 @@ import logging
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -22,7 +22,7 @@ from ..names import MISSING_TYPE, REPORT_AGAIN
 from ..task_bits import bytes_of
 from .admission import TaskOwners
 from .defects import Defects
-from .job_status import left_stacks, progress_message
+from .job_status import left_stacks
 from .profiles import (
     RPCS_A,
     Requested,
@@ -206,53 +206,46 @@ def _missing_payload(status: Status) -> bytes:
     return message.SerializeToString()
 
 
-def _root(root: session_pb2.CheckpointRoot, config: Config) -> dict[str, Any]:
-    """Returns the fields of a root, within their bounds."""
+def _cut_report(report: session_pb2.ReportRequest, config: Config) -> None:
+    """Cuts a report to its bounds: what no field holds, and what is too much."""
     limits = config.limits
-    return {
-        "path": clip(root.path, limits.root_path_bytes),
-        "num_steps": root.num_steps,
-        "steps": [_root_step(step, config) for step in root.steps[-limits.root_steps :]],
-    }
+    report.DiscardUnknownFields()
+    if report.trouble:
+        cut = clip(report.trouble, limits.error_bytes)
+        report.MergeFrom(session_pb2.ReportRequest(trouble=cut))
+    if report.HasField("root"):
+        root = report.root
+        root.MergeFrom(session_pb2.CheckpointRoot(path=clip(root.path, limits.root_path_bytes)))
+        del root.steps[: -limits.root_steps]
+        for step in root.steps:
+            _cut_step(step, config)
 
 
-def _root_step(step: session_pb2.CheckpointStep, config: Config) -> dict[str, Any]:
-    """Returns the fields of a step as dicts and lists: a container of protobuf can neither be
-    copied nor written as JSON.
-    """
+def _cut_step(step: session_pb2.CheckpointStep, config: Config) -> None:
     limits = config.limits
-    fields = {field.name: value for field, value in step.ListFields()}
-    fields["copies"] = [
-        {"processes": list(each.processes[: limits.root_copies])}
-        for each in step.copies[: config.num_tasks]
-    ]
+    del step.copies[config.num_tasks :]
+    for each in step.copies:
+        del each.processes[limits.root_copies :]
     names = sorted(step.metrics)[: limits.root_metrics]
-    fields["metrics"] = {clip(name, limits.metric_bytes): step.metrics[name] for name in names}
-    best = step.best[: limits.root_metrics]
-    fields["best"] = [clip(name, limits.metric_bytes) for name in best]
-    return fields
+    metrics = {clip(name, limits.metric_bytes): step.metrics[name] for name in names}
+    step.metrics.clear()
+    step.metrics.update(metrics)
+    step.best[:] = [clip(name, limits.metric_bytes) for name in step.best[: limits.root_metrics]]
 
 
 def _missing_task(missing: Missing) -> session_pb2.MissingTask:
-    message = session_pb2.MissingTask(
+    return session_pb2.MissingTask(
         task_id=missing.task_id,
         host=missing.host,
         silent_s=-1.0 if missing.silent_s is None else missing.silent_s,
         lost=missing.lost,
+        progress=missing.progress,
     )
-    if missing.progress is not None:
-        # without what may be large, and no sentence shows
-        shown = replace(missing.progress, root=None, values={})
-        message.progress.CopyFrom(progress_message(shown))
-    return message
 
 
 def _report(machine: Machine, call: Requested, again: bool = False) -> None:
-    report = call.request
-    given: dict[str, Any] = {field.name: value for field, value in report.ListFields()}
-    if "root" in given:
-        given["root"] = _root(report.root, machine.config)
-    machine.report(call, again=again, **given)
+    _cut_report(call.request, machine.config)
+    machine.report(call, call.request, again=again)
 
 
 def _report_again(machine: Machine, call: Requested) -> None:
