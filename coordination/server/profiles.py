@@ -31,15 +31,12 @@ from ..names import (
 _NOBODY: frozenset[int] = frozenset()
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Requested(Call):
     """One call of an rpc."""
 
-    __slots__ = ("request", "rpc")
-
-    def __init__(self, machine: Machine, rpc: Rpc, request: Any = None, **facts: Any) -> None:
-        super().__init__(machine.answers, **facts)
-        self.rpc = rpc
-        self.request = request
+    rpc: Rpc
+    request: Any = None
 
     def run(self, machine: Machine, body: bytes) -> None:
         """Reads the request, and has the machine take the call."""

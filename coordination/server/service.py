@@ -13,6 +13,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -52,14 +53,11 @@ _MOST_NAMED = 64  # processes of one of them
 _LAUNCHER_TEXTS = ("state", "why", "waiting_for", "command", "folder")
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class UnaryCall(Requested):
     """A unary call; transports keep it to drop it when its client goes away."""
 
-    __slots__ = ("writer",)
-
-    def __init__(self, writer: ResponseWriter, *what: Any, **facts: Any) -> None:
-        super().__init__(*what, **facts)
-        self.writer = writer
+    writer: ResponseWriter
 
     @property
     def suspicious(self) -> bool:
@@ -183,14 +181,14 @@ class Service:
             incarnation = incarnation or task.agent  # profiles B and D do not say it
             life = machine.task_table.life_of(task_id, incarnation)
         call = UnaryCall(
-            writer,
-            machine,
-            rpc,
-            request,
-            task_id=task_id,
-            came=now,
+            machine.answers,
+            task_id,
+            now,
             incarnation=incarnation,
             life=life,
+            rpc=rpc,
+            request=request,
+            writer=writer,
         )
         if task is None and task_id != NOBODY and not rpc.registers:
             call.fail(machine.task_table.no_such_task(task_id))

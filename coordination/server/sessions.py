@@ -46,7 +46,6 @@ few changes, not as a hundred.
 """
 _MOST_LISTED = 64  # tasks of a delta that is not deflated
 _STACKS_TIMEOUT_S = 20.0
-_NOBODY: frozenset[int] = frozenset()
 
 
 class SessionStream(Protocol):
@@ -122,37 +121,12 @@ class Session:
         self.stream.write(b"", frame)
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class SessionCall(Requested):
     """One request of a Session."""
 
-    __slots__ = ("owner", "reply_to")
-
-    def __init__(
-        self,
-        owner: Session,
-        request: session_pb2.Request,
-        machine: Machine,
-        rpc: Rpc,
-        now: float,
-    ) -> None:
-        timeout_ms = request.timeout_ms
-        # Past Requested's own, which takes any fields: this is done for each call.
-        Call.__init__(
-            self,
-            machine.answers,
-            owner.task_id,
-            now,
-            incarnation=owner.incarnation,
-            life=machine.task_table.life_of(owner.task_id, owner.incarnation),
-            session=True,
-            deadline=now + timeout_ms / 1000 if timeout_ms > 0 else math.inf,
-            depends_on=frozenset(request.needs) if request.needs else _NOBODY,
-            number=request.number,
-            participants=request.participants,
-        )
-        self.rpc = rpc
-        self.owner = owner
-        self.reply_to = request.id
+    owner: Session
+    reply_to: int
 
     def answer(self, machine: Machine) -> None:
         """Sends its answer as a frame."""
@@ -399,7 +373,22 @@ class SessionStreams:
         machine = self._machine
         method = request.method
         rpc = self._rpcs.get(method, _UNKNOWN)
-        call = SessionCall(session, request, machine, rpc, now)
+        timeout_ms = request.timeout_ms
+        call = SessionCall(
+            machine.answers,
+            session.task_id,
+            now,
+            incarnation=session.incarnation,
+            life=machine.task_table.life_of(session.task_id, session.incarnation),
+            session=True,
+            deadline=now + timeout_ms / 1000 if timeout_ms > 0 else math.inf,
+            depends_on=frozenset(request.needs),
+            number=request.number,
+            participants=request.participants,
+            rpc=rpc,
+            owner=session,
+            reply_to=request.id,
+        )
         too_many = session.count(machine.config.limits, now)
         # Before it runs: an answer that comes at once takes it out again.
         session.calls[request.id] = call
