@@ -110,25 +110,19 @@ class Task:
         """Notes that the task's Session has no stream."""
         self.attached = False
 
-    def begin_agent(self, incarnation: int, version: int) -> None:
-        """Takes an agent, which came at a version of the table."""
-        self.life += not self.session
+    def set_agent(self, incarnation: int, version: int) -> None:
+        """Takes an agent that came at a version of the table; 0 lets it go."""
+        if incarnation:
+            self.life += not self.session
+            self.agent_since = version
         self.agent = incarnation
-        self.agent_since = version
 
-    def end_agent(self) -> None:
-        """Lets the agent go."""
-        self.agent = 0
-
-    def begin_session(self, incarnation: int, version: int) -> None:
-        """Takes a Session, which came at a version of the table."""
-        self.life += not self.agent
+    def set_session(self, incarnation: int, version: int) -> None:
+        """Takes a Session, which came at a version of the table if it is new; 0 lets it go."""
+        if incarnation not in (0, self.session):
+            self.life += not self.agent
+            self.session_since = version
         self.session = incarnation
-        self.session_since = version
-
-    def end_session(self) -> None:
-        """Lets the Session go."""
-        self.session = 0
 
     def own(self, owner: str) -> None:
         """Gives the task to the holder of a key."""
@@ -172,9 +166,9 @@ class Task:
         lives from earlier ones.
         """
         self.end_life()
-        self.end_session()
-        self.detach()
-        self.trust()
+        self.session = 0
+        self.attached = False
+        self.suspect_since = None
         self.state = TaskState.UNINITIALIZED
         self.error = None
         self.host = ""
@@ -242,26 +236,23 @@ class TaskTable:
         """The number of tasks that are CONNECTED."""
         return self.counts[TaskState.CONNECTED]
 
-    def _begin_life(self) -> int:
+    def _begin_life(self) -> None:
         self.version += 1
         self.latest_life = self.version
-        return self.version
 
     def set_agent(self, task: Task, incarnation: int) -> None:
         """Sets a task's agent, 0 for none."""
         self.by_agent.pop(task.agent, None)
         if incarnation:
             self.by_agent[incarnation] = task.task_id
-            task.begin_agent(incarnation, self._begin_life())
-        else:
-            task.end_agent()
+            self._begin_life()
+        task.set_agent(incarnation, self.version)
 
     def set_session(self, task: Task, incarnation: int) -> None:
         """Sets a task's Session, 0 for none."""
-        if not incarnation:
-            task.end_session()
-        elif incarnation != task.session:
-            task.begin_session(incarnation, self._begin_life())
+        if incarnation not in (0, task.session):
+            self._begin_life()
+        task.set_session(incarnation, self.version)
 
     def life_of(self, task_id: int, incarnation: int) -> int:
         """Returns the version at which an incarnation of a task came."""
