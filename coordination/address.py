@@ -9,6 +9,7 @@ import socket
 UNIX = "unix:"
 _LOOPBACK = "127.0.0.1"
 _ELSEWHERE = "192.0.2.1:9"  # of the addresses that are for documents: any other host
+_MOST_PORT = 65_535
 _MOST_MS = (1 << 31) - 1  # the kernel takes no more
 
 
@@ -21,7 +22,7 @@ def split_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if ":" in host and not host.startswith("["):
         raise ValueError(f"{address!r}: expected an IPv6 host in brackets, as in '[{host}]:{port}'")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or int(port) > _MOST_PORT:
         raise ValueError(f"{address!r}: expected HOST:PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
 

@@ -21,6 +21,7 @@ from typing import Any, Self
 from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
 
+from ..address import UNIX, split_address
 from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import BarrierTimeout, CoordinationError
@@ -77,8 +78,8 @@ class CoordinationClient:
         if process_id < 0 or (count is not None and process_id >= count):
             last = count - 1 if count else "N-1"
             raise ValueError(f"process_id must be in 0..{last}, found {process_id}")
-        if ":" not in address:
-            raise ValueError(f"address must be host:port, found {address!r}")
+        if not address.startswith(UNIX):
+            split_address(address)  # here: what cannot be reached is tried for as long as it takes
         self.address = address
         self.process_id = process_id
         self._timeouts = timeouts

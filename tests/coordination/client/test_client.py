@@ -365,8 +365,11 @@ def test_a_forgotten_client_warns(service: Served) -> None:
 
 def test_wrong_arguments_are_the_callers_mistake() -> None:
     """ValueError and TypeError, before anything is sent."""
-    with pytest.raises(ValueError, match="host:port"):
-        CoordinationClient("nowhere", 0)
+    for address in ("nowhere", "host:", "host:80a", "host:99999"):
+        with pytest.raises(ValueError, match=f"'{address}': expected HOST:PORT"):
+            CoordinationClient(address, 0)
+    with pytest.raises(ValueError, match="an IPv6 host in brackets"):
+        CoordinationClient("::1:8476", 0)
     with pytest.raises(ValueError, match="process_id must be in"):
         CoordinationClient("127.0.0.1:1", 4, job=JobIdentity(num_processes=4))
     with pytest.raises(ValueError, match="belong together"):
