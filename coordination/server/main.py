@@ -7,7 +7,6 @@ import contextlib
 import gc
 import json
 import logging
-import logging.handlers
 import math
 import os
 import resource
@@ -19,6 +18,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass, replace
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +278,7 @@ def serve(
     so that whoever started it can tell.
     """
     doubt = _allow_connections(config.num_tasks)
+    log_file = None if options.log_file is None else _open_log(options.log_file)
     journal = None if options.journal is None else SqliteJournal(options.journal, time.monotonic)
     listening = Listening(join_address(options.host, options.port), tls, token)
     machine = _machine(config, journal)
@@ -288,17 +289,16 @@ def serve(
     stop = _StopCondition(service, options)
     _warn_if_open(options.host, listening)
     if options.metrics_port is not None:
-        service.publish_status()
-        host = options.metrics_host
-        metrics = MetricsServer(service.published_status, options.metrics_port, host)
-        url = f"http://{join_address(host, metrics.port)}/metrics"
-        print(f"metrics at {url}", file=sys.stderr, flush=True)
+        _serve_metrics(service, options.metrics_host, options.metrics_port)
     with contextlib.ExitStack() as at_end:
         transport = Transport(service, listening)
         port = transport.bind()
 
         def announce() -> None:
-            _announce(options, journal, at_end, port)
+            address = _announce(options, journal, at_end, port)
+            if log_file is not None:
+                _log_to(log_file)
+            log.info("serves at %s, process %d", address, os.getpid())
             gc.freeze()  # what stands now stays: the collector need not visit it again
             gc.set_threshold(50_000, 20, 20)
 
@@ -307,6 +307,13 @@ def serve(
     if stop.signal is not None:
         signal.signal(stop.signal, signal.SIG_DFL)
         os.kill(os.getpid(), stop.signal)
+
+
+def _serve_metrics(service: Service, host: str, port: int) -> None:
+    service.publish_status()
+    metrics = MetricsServer(service.published_status, port, host)
+    url = f"http://{join_address(host, metrics.port)}/metrics"
+    print(f"metrics at {url}", file=sys.stderr, flush=True)
 
 
 def _machine(config: Config, journal: SqliteJournal | None) -> Machine:
@@ -367,9 +374,9 @@ def _warn_if_open(host: str, listening: Listening) -> None:
 
 def _announce(
     options: Options, journal: SqliteJournal | None, at_end: contextlib.ExitStack, port: int
-) -> None:
+) -> str:
     """Prints the address that others reach the service at, and writes it into the journal's lock.
-    `at_end` removes what is the service's own.
+    `at_end` removes what is the service's own. Returns the address.
     """
     host = options.advertise or options.host
     if host in ("0.0.0.0", "::", "[::]"):
@@ -379,9 +386,7 @@ def _announce(
     if journal is not None:
         journal.announce(address)
     print(f"coordinator at {address}", flush=True)
-    if options.log_file is not None:
-        _log_to(options.log_file)
-    log.info("serves at %s, process %d", address, os.getpid())
+    return address
 
 
 def _remove_own(options: Options, address: str) -> None:
@@ -394,16 +399,19 @@ def _remove_own(options: Options, address: str) -> None:
         shutil.rmtree(options.own_folder, ignore_errors=True)
 
 
-def _log_to(path: str) -> None:
-    """Logs to a file, which is rotated; what else goes to stderr, such as the last words of a
-    crash, goes there too.
+def _open_log(path: str) -> RotatingFileHandler:
+    """Opens the log, which is rotated. Before anybody is served: OSError where it cannot be."""
+    return RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_OLD_LOGS)
+
+
+def _log_to(file: RotatingFileHandler) -> None:
+    """Logs to a file; what else goes to stderr, such as the last words of a crash, goes there
+    too.
     """
-    handler = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_OLD_LOGS)
     logging.basicConfig(
-        handlers=[handler],
+        handlers=[file],
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(message)s",
         force=True,
     )
-    assert handler.stream is not None
-    os.dup2(handler.stream.fileno(), 2)
+    os.dup2(file.stream.fileno(), 2)

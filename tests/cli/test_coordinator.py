@@ -70,6 +70,7 @@ def test_too_few_open_files_are_said(count: int, sentence: str) -> None:
             ("-n", "1", "--token-file", "{bytes}"),
             "bytes holds no token: expected one line of ASCII",
         ),
+        (("-n", "1", "--log-file", "/nonexistent/log"), "No such file or directory"),
         (
             ("-n", "1", "--journal", "/nonexistent/journal"),
             "cannot be opened: No such file or directory",
@@ -87,6 +88,7 @@ def test_a_wrong_option_is_one_sentence(
     command = coordinator(*(option.format(**paths) for option in options))
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode in (1, 2) and sentence in " ".join(ended.stderr.split())
+    assert not ended.stdout, "whoever reads an address there would take it for one that serves"
 
 
 @pytest.mark.parametrize(
