@@ -226,7 +226,8 @@ class CoordinationClient:
         )
         deadline = Deadline(max(0.0, timeout_in_ms / 1000) + ANSWER_GRACE_S)
         try:
-            response = self._call_among("Barrier", request, process_ids or (), deadline)
+            named = () if process_ids is None else process_ids
+            response = self._call_among("Barrier", request, named, deadline)
         except CoordinationError as error:
             service_counter = barrier_counter(error)
             if service_counter is not None:
@@ -467,7 +468,7 @@ class CoordinationClient:
         Raises BarrierTimeout where its time is over, also where nobody has answered.
         """
         participants = _packed(process_ids)
-        if process_ids and not participants:
+        if not participants:
             request.task_ids[:] = process_ids
         try:
             return self._connection.call(

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from holdfast.coordination import (
@@ -408,6 +409,16 @@ def test_who_lives_is_asked_for_its_own_time(service: Served) -> None:
     assert late.value.missing == (1,)
     for client in clients:
         client.close()
+
+
+def test_processes_may_be_an_array(service: Served) -> None:
+    """An array that holds process 0 alone is false, and names one process all the same."""
+    clients = join(service)
+    clients[0].wait_at_barrier("alone", 1000, np.array([0]))
+    waits = [functools.partial(each.wait_at_barrier, "b", 9000, np.arange(2)) for each in clients]
+    assert at_once(waits) == [None, None]
+    assert clients[0].get_live_nodes(np.array([0])) == {0: 1}
+    close(clients)
 
 
 def test_a_large_set_of_processes_travels_as_bits(monkeypatch: pytest.MonkeyPatch) -> None:
