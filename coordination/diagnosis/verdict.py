@@ -21,7 +21,7 @@ from types import MappingProxyType
 from holdfast.proto import coordination_pb2, session_pb2
 
 from .findings import Finding, stalled_s
-from .summary import counted, show_rate
+from .summary import counted, fastest, show_rate, usually_fastest
 
 HUNG_S = 60.0
 """Without a step for so long a job is hung, though no process stands out."""
@@ -184,8 +184,8 @@ def _without_findings(status: session_pb2.StatusResponse, *, stepped: bool) -> V
     if not stepped:
         joined = _everybody(count, "has joined", "have joined")
         return Verdict(JobState.STARTING, f"{joined}; no step has been reported yet")
-    pace = max(task.steps_per_second for task in status.tasks)
-    usual = max(task.usual_steps_per_second for task in status.tasks)
+    pace = fastest(status)
+    usual = usually_fastest(status)
     if 0 < pace < _SLOW_SHARE * usual:
         text = f"{show_rate(pace)} steps/s; it made {show_rate(usual)} at best"
         return Verdict(JobState.SLOW, text, "Look what has changed since: input, hosts, network.")
