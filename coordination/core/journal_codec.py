@@ -95,13 +95,7 @@ def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float
     machine.polls.load(_load_status(meta.get("error")))
     machine.task_table.load_version(meta.get("version", 0))
     machine.keys.load(tables[KEY])
-    barriers = {
-        name: _load_barrier(machine, kept, wall_offset_s) for name, kept in tables[BARRIER].items()
-    }
-    for part in tables[ARRIVED].values():
-        arrived = {task_id: (life, at - wall_offset_s) for task_id, life, at in part["arrived"]}
-        barriers[part["name"]].load_part(arrived)
-    machine.barriers.load(barriers.values())
+    _load_barriers(machine, tables[BARRIER], tables[ARRIVED], wall_offset_s)
     machine.liveness.load(map(_load_alive, tables[ALIVE].values()))
     machine.events.load(
         Event(**kept | {"at": kept["at"] - wall_offset_s}) for kept in tables[EVENT].values()
@@ -211,6 +205,16 @@ def _barrier(barrier: Barrier, machine: Machine, wall_offset_s: float) -> bytes:
         "outcome": _outcome(barrier.outcome),
     }
     return _json(_with_digits(kept))
+
+
+def _load_barriers(
+    machine: Machine, rows: dict[str, Any], parts: dict[str, Any], wall_offset_s: float
+) -> None:
+    barriers = {name: _load_barrier(machine, kept, wall_offset_s) for name, kept in rows.items()}
+    for part in parts.values():
+        arrived = {task_id: (life, at - wall_offset_s) for task_id, life, at in part["arrived"]}
+        barriers[part["name"]].load_part(arrived)
+    machine.barriers.load(barriers.values())
 
 
 def _load_barrier(machine: Machine, kept: dict[str, Any], wall_offset_s: float) -> Barrier:

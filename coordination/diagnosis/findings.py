@@ -281,12 +281,8 @@ def _elsewhere(evidence: Evidence) -> Iterator[Finding]:
     tasks = _tasks(evidence, odd.processes)
     since = _since(evidence, idle_s)
     text = f"{who(tasks)}{_is_in(odd)}{_step_difference(evidence, odd.processes)}{since}"
-    rest = [group for group in groups if not odd.processes.intersection(group.processes)]
-    # Of a large job only some are asked where they are.
-    asked = sum(len(group.processes) for group in groups)
-    is_whole = 2 * asked > len(evidence.status.tasks)
-    parts = [text, *(_describe(group, len(rest), is_whole) for group in rest[:_MAX_GROUPS])]
-    yield _finding("elsewhere", "; ".join(parts), tasks, odd.thread.place)
+    text = "; ".join([text, *_rest(evidence, groups, odd)])
+    yield _finding("elsewhere", text, tasks, odd.thread.place)
 
 
 def _missed(evidence: Evidence) -> Iterator[Finding]:
@@ -531,6 +527,15 @@ def _barrier(barrier: session_pb2.BarrierStatus) -> str:
 
 def _others(count: int) -> str:
     return "the other" if count == 1 else f"the other {count}"
+
+
+def _rest(evidence: Evidence, groups: Sequence[_Group], odd: _Group) -> list[str]:
+    """Returns where the groups are that are not odd."""
+    rest = [group for group in groups if not odd.processes.intersection(group.processes)]
+    # Of a large job only some are asked where they are.
+    asked = sum(len(group.processes) for group in groups)
+    is_whole = 2 * asked > len(evidence.status.tasks)
+    return [_describe(group, len(rest), is_whole) for group in rest[:_MAX_GROUPS]]
 
 
 def _describe(group: _Group, groups: int, is_whole: bool) -> str:

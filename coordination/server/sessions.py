@@ -6,7 +6,8 @@ import logging
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -29,6 +30,7 @@ from .profiles import (
     Rpc,
     message_of,
     payloads,
+    profile,
     report_error,
     task_info,
 )
@@ -222,10 +224,6 @@ def _report(machine: Machine, call: Requested, again: bool = False) -> None:
     machine.report(call, call.request, again=again)
 
 
-def _report_again(machine: Machine, call: Requested) -> None:
-    _report(machine, call, again=True)
-
-
 def _set_keys(machine: Machine, call: Requested) -> None:
     machine.keys.set_many(call, [(entry.key, entry.value) for entry in call.request.entries])
 
@@ -234,6 +232,12 @@ def _stacks(stacks: bytes) -> bytes:
     return session_pb2.StacksResponse(stacks=stacks).SerializeToString()
 
 
+_OWN_RPCS = profile(
+    session_pb2,
+    {"Report": Rpc(_report), "ReportError": Rpc(report_error), "SetKeys": Rpc(_set_keys)},
+)
+_AGAIN = {REPORT_AGAIN: replace(_OWN_RPCS["Report"], run=partial(_report, again=True))}
+_RPCS = RPCS_A | _OWN_RPCS | _AGAIN
 _UNKNOWN = Rpc(lambda machine, call: None)
 
 
@@ -256,12 +260,6 @@ class SessionStreams:
         owners: TaskOwners | None = None,
     ) -> None:
         self._machine = machine
-        self._rpcs = RPCS_A | {
-            "Report": Rpc(_report, parse=session_pb2.ReportRequest.FromString),
-            REPORT_AGAIN: Rpc(_report_again, parse=session_pb2.ReportRequest.FromString),
-            "ReportError": Rpc(report_error, parse=session_pb2.ReportErrorRequest.FromString),
-            "SetKeys": Rpc(_set_keys, parse=session_pb2.SetKeysRequest.FromString),
-        }
         self._defects = defects
         self._owners = owners
         self._sessions: dict[int, Session] = {}
@@ -372,7 +370,7 @@ class SessionStreams:
     def _request(self, session: Session, request: session_pb2.Request, now: float) -> None:
         machine = self._machine
         method = request.method
-        rpc = self._rpcs.get(method, _UNKNOWN)
+        rpc = _RPCS.get(method, _UNKNOWN)
         timeout_ms = request.timeout_ms
         call = SessionCall(
             machine.answers,
