@@ -203,7 +203,9 @@ class Connection:
                 if error.sent and on_retry is not None:
                     on_retry()
             except CoordinationError as error:
-                self._after_answer(error)
+                self._require_transport()
+                if error.code != "DEADLINE_EXCEEDED":
+                    self._note_answer()
                 raise
         raise AssertionError("pauses never end")
 
@@ -232,11 +234,6 @@ class Connection:
         if deadline.remaining_s() <= pause_s:
             raise self._out_of_reach(deadline) from error
         self._stop.wait(pause_s)
-
-    def _after_answer(self, error: CoordinationError) -> None:
-        self._require_transport()
-        if error.code != "DEADLINE_EXCEEDED":
-            self._note_answer()
 
     def _note_answer(self) -> None:
         self._answered_at = time.monotonic()

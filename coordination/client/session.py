@@ -143,7 +143,10 @@ class SessionTransport:
 
     def _accept(self, opened: spb.Opened) -> None:
         if self._service not in (0, opened.service_incarnation):
-            raise without_memory(self.service_address)
+            raise Fenced(
+                f"the coordinator at {self.service_address} was restarted without its journal: its"
+                " keys and barriers are gone; restart the job"
+            )
         self._service = opened.service_incarnation
         # The budget of an outage is the coordinator's: both sides give up at the same time.
         self.heartbeat_timeout_s = opened.heartbeat_timeout_ms / 1000
@@ -338,14 +341,6 @@ class _SessionStream:
             self.connection.end(status_name(frame.end.code), frame.end.message)
         else:
             self.connection.later(lambda: self._owner.take(self, frame))
-
-
-def without_memory(address: str) -> Fenced:
-    """Returns the error of a service that is another than the one that was joined."""
-    return Fenced(
-        f"the coordinator at {address} was restarted without its journal: its keys and barriers are"
-        " gone; restart the job"
-    )
 
 
 def _unanswered(method: str, deadline: Deadline) -> CoordinationError:

@@ -101,10 +101,12 @@ _NO_REACH_ADVICE = (
 _WAITING_ADVICE = (
     "The job starts by itself when there is room. It gives up after --startup-timeout-s."
 )
-_FAILED_ADVICE = (
-    "Mend the cause, and run the same command again: the job goes on from its last saved step."
-)
-_PREEMPTED_ADVICE = "Run the same command again: the job goes on from its last saved step."
+_ADVICE_AT_END = {
+    JobState.FAILED: (
+        "Mend the cause, and run the same command again: the job goes on from its last saved step."
+    ),
+    JobState.PREEMPTED: "Run the same command again: the job goes on from its last saved step.",
+}
 
 
 def judge(
@@ -118,18 +120,12 @@ def judge(
     if by_launcher is JobState.STARTING and launcher.attempt > 1:
         by_launcher = JobState.RESTARTING
     if by_launcher is not None:
-        return Verdict(by_launcher, launcher.why, _advice_at_end(by_launcher))
+        return Verdict(by_launcher, launcher.why, _ADVICE_AT_END.get(by_launcher, ""))
     if gone and launcher.state and not status.num_processes:
         return Verdict(JobState.STARTING, launcher.why)
     if gone:
         return Verdict(JobState.UNREACHABLE, gone, _NO_REACH_ADVICE)
     return _by_processes(status, findings)
-
-
-def _advice_at_end(state: JobState) -> str:
-    if state is JobState.FAILED:
-        return _FAILED_ADVICE
-    return _PREEMPTED_ADVICE if state is JobState.PREEMPTED else ""
 
 
 def _by_processes(status: session_pb2.StatusResponse, findings: Sequence[Finding]) -> Verdict:

@@ -42,7 +42,7 @@ from .admission import TaskOwners
 from .defects import Defects
 from .job_status import events_of, status_of
 from .profile_d import RPCS_D
-from .profiles import RPCS, Requested, Rpc, encode_bytes, message_of, status_details
+from .profiles import RPCS, Requested, Rpc, encode_message, message_of, status_details
 from .sessions import ResponseWriter, SessionStream, SessionStreams
 
 log = logging.getLogger("holdfast.coordination")
@@ -58,13 +58,6 @@ class UnaryCall(Requested):
     """A unary call; transports keep it to drop it when its client goes away."""
 
     writer: ResponseWriter
-
-    @property
-    def suspicious(self) -> bool:
-        """Returns whether a client that goes away has most likely died: an agent that waits for as
-        long as it takes.
-        """
-        return self.rpc.kept and not self.writer.timed
 
     def answer(self, machine: Machine) -> None:
         """Sends its answer."""
@@ -118,11 +111,16 @@ class Service:
         """Returns the calls of launchers and of those who look. To end something takes the key of a
         process.
         """
-        anybody = partial(Rpc, encode=encode_bytes, claim=lambda request: Claim(None))
+        anybody = partial(Rpc, claim=lambda request: Claim(None))
         return {
-            STATUS: anybody(self._answer_status, parse=session_pb2.StatusRequest.FromString),
+            STATUS: anybody(
+                self._answer_status, encode_message, parse=session_pb2.StatusRequest.FromString
+            ),
             STACKS: anybody(
-                self.sessions.ask_stacks, parse=session_pb2.StacksRequest.FromString, waits=True
+                self.sessions.ask_stacks,
+                encode_message,
+                parse=session_pb2.StacksRequest.FromString,
+                waits=True,
             ),
             REPORT_EVENT: anybody(
                 self._report_event, parse=session_pb2.ReportEventRequest.FromString
@@ -225,7 +223,7 @@ class Service:
         if request.with_events:
             wall_offset_s = time.time() - call.came
             status.events.extend(events_of(machine, request.events_after, wall_offset_s))
-        call.succeed(status.SerializeToString())
+        call.succeed(status)
 
     def _report_event(self, machine: Machine, call: Requested) -> None:
         """Takes a line of a launcher's history."""
@@ -235,7 +233,7 @@ class Service:
             at = min(at, request.unix_s - (time.time() - at))
         most = self.config.limits.error_bytes
         machine.events.note(clip(request.kind, 32), clip(request.text, most), at)
-        call.succeed(b"")
+        call.succeed()
 
     def _report_launcher(self, machine: Machine, call: Requested) -> None:
         """Takes what a launcher knows of the job, and its account of so many parts at most."""
@@ -250,7 +248,7 @@ class Service:
             attempt.MergeFrom(session_pb2.Attempt(why=clip(attempt.why, most)))
             del attempt.replaced[_MOST_NAMED:]
         self._launcher = launcher
-        call.succeed(b"")
+        call.succeed()
 
     def status(self, since: float = -math.inf) -> session_pb2.StatusResponse:
         """Returns what `holdfast status` shows; the tasks that have changed since a time."""
@@ -284,9 +282,10 @@ class Service:
         """
         if call.rpc.waits:
             call.drop()
-        if not call.suspicious:
+        if not call.rpc.kept or call.writer.timed:
             return
-        # An agent beside a Session says nothing of the task, nor does one of a former life.
+        # An agent that waits for as long as it takes has most likely died. One beside a Session
+        # says nothing of the task, nor does one of a former life.
         task = self.machine.task_table.get(call.task_id)
         if task is not None and not task.session and task.agent == call.incarnation:
             self.machine.suspect(task.task_id, self._clock())

@@ -12,12 +12,12 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from holdfast.proto import coordination_pb2, session_pb2
+from holdfast.proto import session_pb2
 
 from ..core.calls import Call, Line
 from ..core.machine import Machine
 from ..core.status import Code, Missing, Status, clip
-from ..core.task_table import ParticipantsError, Task, TaskTable
+from ..core.task_table import ParticipantsError, TaskTable
 from ..limits import Config, Limits
 from ..names import MISSING_TYPE, REPORT_AGAIN
 from ..task_bits import bytes_of
@@ -152,10 +152,10 @@ class SessionCall(Requested):
             rest = machine.encodings.of(
                 (encode, _frame),
                 self.value,
-                lambda: _frame(session_pb2.Reply(body=encode(machine, self))),
+                lambda: _frame(session_pb2.Reply(body=encode(machine, self).SerializeToString())),
             )
         else:
-            reply.body = self.rpc.encode(machine, self)
+            reply.body = self.rpc.encode(machine, self).SerializeToString()
         stream.write(out.SerializeToString(), rest)
 
 
@@ -171,15 +171,12 @@ def _failure(status: Status) -> bytes:
     for name, payload in payloads(status).items():
         reply.payloads[name] = payload
     if status.missing:
-        reply.payloads[MISSING_TYPE] = _missing_payload(status)
+        missing = session_pb2.Missing(
+            tasks=map(_missing_task, status.missing),
+            everyone=zlib.compress(bytes_of(status.absent)) if status.absent else b"",
+        )
+        reply.payloads[MISSING_TYPE] = missing.SerializeToString()
     return _frame(reply)
-
-
-def _missing_payload(status: Status) -> bytes:
-    message = session_pb2.Missing(tasks=map(_missing_task, status.missing))
-    if status.absent:
-        message.everyone = zlib.compress(bytes_of(status.absent))
-    return message.SerializeToString()
 
 
 def _cut_report(report: session_pb2.ReportRequest, config: Config) -> None:
@@ -226,10 +223,6 @@ def _report(machine: Machine, call: Requested, again: bool = False) -> None:
 
 def _set_keys(machine: Machine, call: Requested) -> None:
     machine.keys.set_many(call, [(entry.key, entry.value) for entry in call.request.entries])
-
-
-def _stacks(stacks: bytes) -> bytes:
-    return session_pb2.StacksResponse(stacks=stacks).SerializeToString()
 
 
 _OWN_RPCS = profile(
@@ -442,13 +435,14 @@ class SessionStreams:
         query = self._queries.pop(answer.id, None)
         if query is not None:
             left = left_stacks(self._machine, session.task_id)
-            query.askers.succeed(_stacks(b"\n".join(filter(None, (answer.body, left)))))
+            stacks = b"\n".join(filter(None, (answer.body, left)))
+            query.askers.succeed(session_pb2.StacksResponse(stacks=stacks))
 
     def _tell_left(self, askers: Call | Line, task_id: int, status: Status) -> None:
         """Answers with what the process's watchdog has left, an error where that is nothing."""
         left = left_stacks(self._machine, task_id)
         if left:
-            askers.succeed(_stacks(left))
+            askers.succeed(session_pb2.StacksResponse(stacks=left))
         else:
             askers.fail(status)
 
@@ -460,8 +454,6 @@ class SessionStreams:
         """
         if self._machine.task_table.version > self._sent_version:
             self._schedule_delta(now)
-        if not self._machine.fenced:
-            return
         for task_id in self._machine.take_fenced():
             session = self._sessions.get(task_id)
             task_table = self._machine.task_table
@@ -560,7 +552,10 @@ class SessionStreams:
 
 
 def _delta_since(task_table: TaskTable, version: int) -> bytes:
-    tasks = [_task_message(task) for task in task_table.changed_since(version)]
+    tasks = [
+        session_pb2.Task(info=task_info(task, session=True), host=task.host, pid=task.pid)
+        for task in task_table.changed_since(version)
+    ]
     delta = session_pb2.Delta(version=task_table.version)
     if len(tasks) <= _MOST_LISTED:
         delta.tasks.extend(tasks)
@@ -568,8 +563,3 @@ def _delta_since(task_table: TaskTable, version: int) -> bytes:
         packed = session_pb2.Tasks(tasks=tasks).SerializeToString()
         delta.packed = zlib.compress(packed, level=1)
     return session_pb2.ServerFrame(delta=delta).SerializeToString()
-
-
-def _task_message(task: Task) -> session_pb2.Task:
-    info: coordination_pb2.TaskInfo = task_info(task, session=True)
-    return session_pb2.Task(info=info, host=task.host, pid=task.pid)

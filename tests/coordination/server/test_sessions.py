@@ -296,7 +296,8 @@ def test_a_member_answers_for_no_other() -> None:
 
 
 def _stacks(call: Requested) -> bytes:
-    return session_pb2.StacksResponse.FromString(call.value).stacks
+    stacks: bytes = call.value.stacks
+    return stacks
 
 
 def _failed(call: Requested) -> tuple[int, str] | None:
