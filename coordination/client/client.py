@@ -334,7 +334,7 @@ class CoordinationClient:
                 pb.GetKeyValueRequest(key=key),
                 deadline,
                 grace_s=ANSWER_GRACE_S,
-                depends_on=depends_on,
+                needs=depends_on,
             )
         except CoordinationError as error:
             if error.code == "DEADLINE_EXCEEDED":

@@ -12,7 +12,7 @@ import math
 import queue
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from holdfast.proto import session_pb2 as spb
@@ -158,13 +158,10 @@ class SessionTransport:
         request: Any,
         deadline: Deadline,
         grace_s: float = 0.0,
-        *,
-        depends_on: Sequence[int] = (),
-        number: int = 0,
-        participants: bytes = b"",
+        **told: Any,
     ) -> Any:
-        """Sends one call and returns its response. Raises TransportError, or the exception for the
-        service's answer.
+        """Sends one call, with what else is `told` in its Request, and returns its response. Raises
+        TransportError, or the exception for the service's answer.
         """
         stream = self._stream
         if stream is None:
@@ -176,9 +173,7 @@ class SessionTransport:
             method=method,
             body=request.SerializeToString(),
             timeout_ms=timeout_ms,
-            needs=depends_on,
-            number=number,
-            participants=participants,
+            **told,
         )
         reply = stream.ask(call, deadline)
         if reply.code:

@@ -46,6 +46,14 @@ _FILES_EACH = 4  # a Session, and three of jax's agent
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
+def _seconds(
+    name: str, default: float, help: str, *, least: float = 0, below: float | None = None
+) -> Any:
+    """Returns the option of a time in seconds."""
+    kind = NumberRange(least, below, max_open=below is not None)
+    return click.option(name, type=kind, default=default, show_default=True, help=help)
+
+
 @dataclass(frozen=True)
 class Options:
     """How a coordinator serves its job, beside the job's `Config`; each field is an option of
@@ -108,41 +116,21 @@ class Options:
     is_flag=True,
     help="jaxlib's clients live through a restart of this coordinator; they hear of errors later.",
 )
-@click.option(
+@_seconds(
     "--heartbeat-timeout-s",
-    type=NumberRange(0.1, math.inf, max_open=True),
-    default=100.0,
-    show_default=True,
-    help="Silence after which a process is lost.",
+    100.0,
+    "Silence after which a process is lost.",
+    least=0.1,
+    below=math.inf,
 )
-@click.option(
+@_seconds(
     "--reconnect-grace-s",
-    type=NumberRange(0),
-    default=5.0,
-    show_default=True,
-    help="A process whose side closed its connection without a goodbye is lost after that.",
+    5.0,
+    "A process whose side closed its connection without a goodbye is lost after that.",
 )
-@click.option(
-    "--shutdown-timeout-s",
-    type=NumberRange(0.1),
-    default=300.0,
-    show_default=True,
-    help="Wait of the first to shut down for the rest.",
-)
-@click.option(
-    "--linger-s",
-    type=NumberRange(0),
-    default=60.0,
-    show_default=True,
-    help="Ends when all have been dead so long; 0: never.",
-)
-@click.option(
-    "--startup-timeout-s",
-    type=NumberRange(0),
-    default=3_600.0,
-    show_default=True,
-    help="Ends when nobody came; 0: never.",
-)
+@_seconds("--shutdown-timeout-s", 300.0, "Wait of the first to shut down for the rest.", least=0.1)
+@_seconds("--linger-s", 60.0, "Ends when all have been dead so long; 0: never.")
+@_seconds("--startup-timeout-s", 3_600.0, "Ends when nobody came; 0: never.")
 @click.option(
     "--end-with-input",
     is_flag=True,
