@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from typing import Any
 
 from holdfast.proto import session_pb2
 
@@ -20,9 +21,11 @@ _MAX_PREFIXES = 50
 _STACKS_PREFIX = "holdfast/stacks/"
 
 
-def status_of(machine: Machine, now: float, since: float = -math.inf) -> session_pb2.StatusResponse:
+def status_of(
+    machine: Machine, now: float, since: float = -math.inf, **beside: Any
+) -> session_pb2.StatusResponse:
     """Returns the state of the whole job at `now`; of its tasks those of which something has come,
-    or that have changed, since a time.
+    or that have changed, since a time. What the machine does not know stands `beside`.
     """
     config = machine.config
     waiting_calls = machine.waiting_calls()
@@ -48,6 +51,7 @@ def status_of(machine: Machine, now: float, since: float = -math.inf) -> session
         survivable=config.survivable,
         heartbeat_interval_s=config.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT,
         partial=since > -math.inf,
+        **beside,
     )
     if leaving := machine.shutdown_barrier:
         missing = sorted(machine.task_table.everyone - leaving.keys())

@@ -194,23 +194,24 @@ def report_error(machine: Machine, call: Requested) -> None:
 
 def task_info(task: Task, session: bool) -> a.TaskInfo:
     """Returns a task as a message of profile A."""
-    info = a.TaskInfo(
+    return a.TaskInfo(
         task_id=task.task_id,
         state=int(task.state),  # type: ignore[arg-type]
         incarnation=task.incarnation(session),
+        **_error_of(task, source_task_id=task.task_id),
     )
-    if task.error is not None:
-        payload = a.CoordinationServiceError(
-            is_reported_error=task.error.reported, source_task_id=task.task_id
-        )
-        info.MergeFrom(
-            a.TaskInfo(
-                error_code=int(task.error.code),
-                error_message=task.error.message,
-                error_payload=payload,
-            )
-        )
-    return info
+
+
+def _error_of(task: Task, **source: Any) -> dict[str, Any]:
+    """Returns the fields of a task's error in profiles A and B; `source` names the task there."""
+    if task.error is None:
+        return {}
+    payload = {"is_reported_error": task.error.reported, **source}
+    return {
+        "error_code": int(task.error.code),
+        "error_message": task.error.message,
+        "error_payload": payload,
+    }
 
 
 def _encode_registered(machine: Machine, call: Call) -> Message:
@@ -301,20 +302,12 @@ def _task_b(task_id: int) -> b.CoordinatedTask:
 
 
 def _info_b(task: Task) -> b.CoordinatedTaskStateInfo:
-    info = b.CoordinatedTaskStateInfo(
+    return b.CoordinatedTaskStateInfo(
         task=_task_b(task.task_id),
         state=int(task.state),  # type: ignore[arg-type]
         incarnation=task.incarnation(session=False),
+        **_error_of(task, source_task=_task_b(task.task_id)),
     )
-    if task.error is not None:
-        info.error_code = int(task.error.code)
-        info.error_message = task.error.message
-        info.error_payload.CopyFrom(
-            b.CoordinationServiceError(
-                is_reported_error=task.error.reported, source_task=_task_b(task.task_id)
-            )
-        )
-    return info
 
 
 def _encode_registered_b(machine: Machine, call: Call) -> Message:

@@ -252,19 +252,18 @@ class Service:
 
     def status(self, since: float = -math.inf) -> session_pb2.StatusResponse:
         """Returns what `holdfast status` shows; the tasks that have changed since a time."""
-        status = status_of(self.machine, self._clock(), since)
-        own = session_pb2.StatusResponse(
+        return status_of(
+            self.machine,
+            self._clock(),
+            since,
             calls=self.calls,
             service_life=self._life,
             journal="" if self._journal is None else self._journal.state,
             defects=self._defects.sentences,
             goodput_s=self._goodput_s,
             turned_away=self._turned_away,
+            launcher=self._launcher if self._launcher.state else None,
         )
-        status.MergeFrom(own)
-        if self._launcher.state:
-            status.launcher.CopyFrom(self._launcher)
-        return status
 
     def note_turned_away(self, count: int) -> None:
         """Takes how many connections the port has closed that had not said whose they are."""
