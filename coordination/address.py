@@ -91,7 +91,7 @@ def own_host() -> str:
     127.0.1.1. Sends nothing to others than a name server.
     """
     name = socket.gethostname()
-    if not _is_loopback(name):
+    if not is_loopback(name):
         return name
     # A machine without a route has no other address.
     with contextlib.suppress(OSError):
@@ -99,9 +99,10 @@ def own_host() -> str:
     return name
 
 
-def _is_loopback(name: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Returns whether a host, an IPv6 one also in brackets, leads no further than loopback."""
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except OSError:
         return False
     return all(ipaddress.ip_address(target[0]).is_loopback for *_, target in found)

@@ -24,7 +24,7 @@ from typing import Any
 
 import click
 
-from ..address import UNIX, join_address
+from ..address import UNIX, is_loopback, join_address
 from ..core.machine import Machine
 from ..credentials import read_token, require_together
 from ..errors import CoordinationError
@@ -33,7 +33,7 @@ from .journal import JournalError, SqliteJournal
 from .listening import Listening, Tls
 from .metrics import MetricsServer
 from .service import Service
-from .transport import Transport
+from .transport import OWN_FILES, Transport
 
 log = logging.getLogger("holdfast.coordination")
 
@@ -41,7 +41,6 @@ _SHUT_DOWN_GRACE_S = 1.0
 _LOG_BYTES = 16 << 20
 _OLD_LOGS = 3
 _MIN_TOKEN_CHARACTERS = 16
-_OWN_FILES = 64  # the coordinator's own, with some to spare
 _FILES_EACH = 4  # a Session, and three of jax's agent
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -327,13 +326,13 @@ def _allow_connections(num_tasks: int) -> str:
         return ""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     cure = "raise the hard limit (ulimit -Hn, or LimitNOFILE= of systemd)"
-    if allowed < num_tasks + _OWN_FILES:
+    if allowed < num_tasks + OWN_FILES:
         raise OSError(
-            f"a coordinator of {num_tasks} processes opens {num_tasks + _OWN_FILES} files, one for"
+            f"a coordinator of {num_tasks} processes opens {num_tasks + OWN_FILES} files, one for"
             f" each process among them; it may open {allowed}: {cure}"
         )
     # A quarter is for guests.
-    wanted = (_FILES_EACH * num_tasks + _OWN_FILES) * 4 // 3
+    wanted = (_FILES_EACH * num_tasks + OWN_FILES) * 4 // 3
     if allowed < wanted:
         return (
             f"{num_tasks} processes with jax's agents need {wanted} open files, {_FILES_EACH} for"
@@ -343,8 +342,7 @@ def _allow_connections(num_tasks: int) -> str:
 
 
 def _warn_if_open(host: str, listening: Listening) -> None:
-    loopback = ("127.0.0.1", "localhost", "::1", "[::1]")
-    if listening.tls is not None or host.startswith(UNIX) or host in loopback:
+    if listening.tls is not None or host.startswith(UNIX) or is_loopback(host):
         return
     if listening.token is None:
         text = (
