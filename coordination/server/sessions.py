@@ -92,6 +92,7 @@ class Session:
     stream: SessionStream
     task_id: int
     incarnation: int
+    life: int  # version of the task table when it began
     version: int = -1
     query: int = 0  # the number of the last Ask that was sent
     second: float = 0.0
@@ -225,6 +226,7 @@ def _set_keys(machine: Machine, call: Requested) -> None:
     machine.keys.set_many(call, [(entry.key, entry.value) for entry in call.request.entries])
 
 
+_NOBODY: frozenset[int] = frozenset()  # made of no needs it would take longer than the call
 _OWN_RPCS = profile(
     session_pb2,
     {"Report": Rpc(_report), "ReportError": Rpc(report_error), "SetKeys": Rpc(_set_keys)},
@@ -312,7 +314,8 @@ class SessionStreams:
         if older is not None:
             sentence = f"process {opening.process_id} has opened another Session"
             self.end(older.stream, Code.ABORTED, sentence)
-        session = Session(stream, opening.process_id, opening.incarnation)
+        life = self._machine.task_table.life_of(opening.process_id, opening.incarnation)
+        session = Session(stream, opening.process_id, opening.incarnation, life)
         stream.bind(session)
         self._sessions[session.task_id] = session
         self._latest[session.task_id] = (session.incarnation, opening.number)
@@ -370,10 +373,10 @@ class SessionStreams:
             session.task_id,
             now,
             incarnation=session.incarnation,
-            life=machine.task_table.life_of(session.task_id, session.incarnation),
+            life=session.life,
             session=True,
             deadline=now + timeout_ms / 1000 if timeout_ms > 0 else math.inf,
-            depends_on=frozenset(request.needs),
+            depends_on=frozenset(request.needs) if request.needs else _NOBODY,
             number=request.number,
             participants=request.participants,
             rpc=rpc,
