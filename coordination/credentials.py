@@ -15,9 +15,6 @@ from .errors import CoordinationError
 from .limits import silence_options
 from .names import KEY_HEADER, TOKEN_HEADER
 
-_SILENCE_S = 20.0
-"""Whoever only asks has no heartbeat, and its next question should find a connection."""
-
 
 @dataclass(frozen=True)
 class Credentials:
@@ -90,10 +87,14 @@ class Credentials:
             ) from error
         return context
 
-    def channel(self, address: str) -> grpc.Channel:
-        """Opens a channel: TLS where a CA is named, plaintext otherwise."""
+    def channel(self, address: str, silence_s: float = 20.0) -> grpc.Channel:
+        """Opens a channel: TLS where a CA is named, plaintext otherwise.
+
+        A connection ends after so much silence. Whoever only asks has no heartbeat, and its next
+        question should find a connection.
+        """
         tls = self.tls()
-        options = channel_options(_SILENCE_S)
+        options = channel_options(silence_s)
         if tls is None:
             return grpc.insecure_channel(address, options)
         return grpc.secure_channel(address, tls, options)
