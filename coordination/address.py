@@ -9,6 +9,7 @@ import socket
 UNIX = "unix:"
 _LOOPBACK = "127.0.0.1"
 _ELSEWHERE = "192.0.2.1:9"  # of the addresses that are for documents: any other host
+_MOST_PORT = 65_535
 _MOST_MS = (1 << 31) - 1  # the kernel takes no more
 
 
@@ -21,7 +22,7 @@ def split_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if ":" in host and not host.startswith("["):
         raise ValueError(f"{address!r}: expected an IPv6 host in brackets, as in '[{host}]:{port}'")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or int(port) > _MOST_PORT:
         raise ValueError(f"{address!r}: expected HOST:PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
@@ -90,7 +91,7 @@ def own_host() -> str:
     127.0.1.1. Sends nothing to others than a name server.
     """
     name = socket.gethostname()
-    if not _is_loopback(name):
+    if not is_loopback(name):
         return name
     # A machine without a route has no other address.
     with contextlib.suppress(OSError):
@@ -98,9 +99,10 @@ def own_host() -> str:
     return name
 
 
-def _is_loopback(name: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Returns whether a host, an IPv6 one also in brackets, leads no further than loopback."""
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except OSError:
         return False
     return all(ipaddress.ip_address(target[0]).is_loopback for *_, target in found)

@@ -57,7 +57,7 @@ class Credentials:
         key = (KEY_HEADER, self.key)
         if self.token_file is None:
             return (key,)
-        return ((TOKEN_HEADER, f"Bearer {_read(self.token_file, 'token').decode().strip()}"), key)
+        return ((TOKEN_HEADER, f"Bearer {read_token(self.token_file)}"), key)
 
     def tls(self) -> grpc.ChannelCredentials | None:
         """Returns the credentials of a channel, None for plaintext."""
@@ -116,6 +116,20 @@ def channel_options(silence_s: float) -> tuple[tuple[str, int], ...]:
     )
 
 
+def read_token(path: str | Path) -> str:
+    """Returns the token in a file. Raises CoordinationError for one that no header of a call can
+    hold.
+    """
+    token = _read(path, "token").decode("latin-1").strip()
+    if not (token.isascii() and token.isprintable()):
+        raise CoordinationError(
+            f"the token file {path} holds no token: expected one line of ASCII characters, as of"
+            " `openssl rand -hex 32`",
+            code="UNAUTHENTICATED",
+        )
+    return token
+
+
 def require_together(**files: object) -> None:
     """Raises ValueError unless all three files of mutual TLS are given, or none."""
     given = [name for name, file in files.items() if file is not None]
@@ -127,7 +141,7 @@ def require_together(**files: object) -> None:
         )
 
 
-def _read(path: str, what: str) -> bytes:
+def _read(path: str | Path, what: str) -> bytes:
     try:
         content = Path(path).read_bytes()
     except OSError as error:

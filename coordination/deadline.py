@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 
 
@@ -23,8 +24,8 @@ class Deadline:
         self.at = time.monotonic() + timeout_s
 
     def remaining_s(self) -> float:
-        """Returns the seconds left, never below zero."""
-        return max(0.0, self.at - time.monotonic())
+        """Returns the seconds left, never below zero, and no more than a thread can wait for."""
+        return min(max(0.0, self.at - time.monotonic()), threading.TIMEOUT_MAX)
 
     def remaining_ms(self) -> int:
         """Returns the whole milliseconds left, never below 1: on a wire 0 often means for ever."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +36,8 @@ def mount_of(folder: Path) -> Mount:
     found = Mount()
     for line in _mounts():
         before, _, after = line.partition(" - ")
-        point = before.split(" ")[4].encode().decode("unicode_escape")  # a space in it is \040
+        # A space in it is \040. Letters beyond ASCII stand for themselves.
+        point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), before.split(" ")[4])
         # Of two mounts at one point the later hides the earlier.
         if point in above and len(point) >= len(innermost):
             innermost = point

@@ -23,7 +23,7 @@ MOST: dict[str, dict[str, int]] = {
         "positional_calls": 0,
         "parameters": 6,
         "globals": 1,
-        "outside_assignments": 43,
+        "outside_assignments": 40,
         "wide_lines": 2,
     },
     "tests": {
@@ -37,7 +37,7 @@ MOST: dict[str, dict[str, int]] = {
 # Tokens by room, in thousands. Who has given some back lowers its number; to raise one is a
 # decision, which its commit explains.
 MOST_TOKENS = {
-    "coordination": 73.7,
+    "coordination": 72.9,
     "multihost": 48.2,
     "checkpoint": 197.6,
     "launch": 52.3,

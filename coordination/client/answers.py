@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from typing import Any
 
@@ -14,29 +15,10 @@ from ..errors import BarrierTimeout, CoordinationError, ProcessLost
 from ..names import BARRIER_ERROR_TYPE, MISSING_TYPE
 from ..task_bits import bits_from, tasks_of
 
-_METHODS = (
-    "RegisterTask",
-    "Heartbeat",
-    "ShutdownTask",
-    "WatchTasks",
-    "Barrier",  # the same counter joins, or replays the result
-    "CancelBarrier",
-    "GetKeyValue",
-    "TryGetKeyValue",
-    "GetKeyValueDir",
-    "DeleteKeyValue",
-    "InsertKeyValue",  # the client reads the key back
-    "IncrementKeyValue",
-)
-_OWN_METHODS = ("Report", "ReportError", "SetKeys")
-
-RESPONSES: dict[str, Any] = {name: getattr(pb, f"{name}Response") for name in _METHODS}
-"""What each method is answered with."""
-RESPONSES |= {name: getattr(spb, f"{name}Response") for name in _OWN_METHODS}
-RESPONSES["GetAliveTasks"] = spb.LivingTasks
-
 ONCE = frozenset({"IncrementKeyValue"})
-"""Methods whose second sending would do more than the first: one whose answer is lost fails."""
+"""Methods whose second sending would do more than the first: one whose answer is lost fails. A
+barrier's counter joins, or replays the result, and a client that sets a key reads it back.
+"""
 
 _GATHERINGS = {
     pb.RegisterTaskRequest: "connect",
@@ -44,6 +26,15 @@ _GATHERINGS = {
     pb.GetAliveTasksRequest: "live",
 }
 _NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
+@functools.cache
+def response_of(method: str) -> Any:
+    """Returns the message that a method is answered with."""
+    if method == "GetAliveTasks":
+        return spb.LivingTasks
+    name = f"{method}Response"
+    return getattr(spb, name, None) or getattr(pb, name)
 
 
 def status_name(number: int) -> str:

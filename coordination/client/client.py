@@ -21,6 +21,7 @@ from typing import Any, Self
 from holdfast.proto import coordination_pb2 as pb
 from holdfast.proto import session_pb2 as spb
 
+from ..address import UNIX, split_address
 from ..credentials import Credentials
 from ..deadline import Deadline
 from ..errors import BarrierTimeout, CoordinationError
@@ -77,8 +78,8 @@ class CoordinationClient:
         if process_id < 0 or (count is not None and process_id >= count):
             last = count - 1 if count else "N-1"
             raise ValueError(f"process_id must be in 0..{last}, found {process_id}")
-        if ":" not in address:
-            raise ValueError(f"address must be host:port, found {address!r}")
+        if not address.startswith(UNIX):
+            split_address(address)  # here: what cannot be reached is tried for as long as it takes
         self.address = address
         self.process_id = process_id
         self._timeouts = timeouts
@@ -225,7 +226,8 @@ class CoordinationClient:
         )
         deadline = Deadline(max(0.0, timeout_in_ms / 1000) + ANSWER_GRACE_S)
         try:
-            response = self._call_among("Barrier", request, process_ids or (), deadline)
+            named = () if process_ids is None else process_ids
+            response = self._call_among("Barrier", request, named, deadline)
         except CoordinationError as error:
             service_counter = barrier_counter(error)
             if service_counter is not None:
@@ -332,7 +334,7 @@ class CoordinationClient:
                 pb.GetKeyValueRequest(key=key),
                 deadline,
                 grace_s=ANSWER_GRACE_S,
-                depends_on=depends_on,
+                needs=depends_on,
             )
         except CoordinationError as error:
             if error.code == "DEADLINE_EXCEEDED":
@@ -466,7 +468,7 @@ class CoordinationClient:
         Raises BarrierTimeout where its time is over, also where nobody has answered.
         """
         participants = _packed(process_ids)
-        if process_ids and not participants:
+        if not participants:
             request.task_ids[:] = process_ids
         try:
             return self._connection.call(

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -176,26 +176,17 @@ class Connection:
         *,
         grace_s: float = 0.0,
         on_retry: Callable[[], None] | None = None,
-        depends_on: Sequence[int] = (),
-        participants: bytes = b"",
+        **told: Any,
     ) -> Any:
         """Sends a call, again after a broken connection where that is safe, until `deadline`.
-        Raises CoordinationError.
+        What else is `told` are fields of the Session's Request. Raises CoordinationError.
         """
         self._counts["calls"] += 1
         number = next(self._numbers)
         for pause_s in pauses():
             transport = self._require_transport()
             try:
-                response = transport.call(
-                    method,
-                    request,
-                    deadline,
-                    grace_s,
-                    depends_on=depends_on,
-                    number=number,
-                    participants=participants,
-                )
+                response = transport.call(method, request, deadline, grace_s, number=number, **told)
                 self._note_answer()
                 return response
             except TransportError as error:
@@ -203,7 +194,9 @@ class Connection:
                 if error.sent and on_retry is not None:
                     on_retry()
             except CoordinationError as error:
-                self._after_answer(error)
+                self._require_transport()
+                if error.code != "DEADLINE_EXCEEDED":
+                    self._note_answer()
                 raise
         raise AssertionError("pauses never end")
 
@@ -232,11 +225,6 @@ class Connection:
         if deadline.remaining_s() <= pause_s:
             raise self._out_of_reach(deadline) from error
         self._stop.wait(pause_s)
-
-    def _after_answer(self, error: CoordinationError) -> None:
-        self._require_transport()
-        if error.code != "DEADLINE_EXCEEDED":
-            self._note_answer()
 
     def _note_answer(self) -> None:
         self._answered_at = time.monotonic()

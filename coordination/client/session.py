@@ -12,7 +12,7 @@ import math
 import queue
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from holdfast.proto import session_pb2 as spb
@@ -23,7 +23,7 @@ from ..errors import CoordinationError, Fenced, HoldfastError
 from ..limits import Limits
 from ..names import REPORT_AGAIN
 from ..vitals import stacks
-from .answers import RESPONSES, make_error, status_name
+from .answers import make_error, response_of, status_name
 from .stream import Stream, hello_of
 
 ANSWER_GRACE_S = 5.0
@@ -118,7 +118,7 @@ class SessionTransport:
             if report.ListFields():
                 stream.tell(REPORT_AGAIN, report, deadline)
         except BaseException:
-            stream.end()
+            stream.connection.end()
             raise
         # `close` may have come while the stream was being opened: it saw no stream to end.
         with self._lock:
@@ -129,9 +129,9 @@ class SessionTransport:
         # Not before the service has taken the new one: an end that it heard of in a cut of the
         # network, with no other stream to be seen, would be a death.
         if older is not None:
-            older.end()
+            older.connection.end()
         if closed:
-            stream.end()
+            stream.connection.end()
         # A stream that ended before it was the present one has told nobody: `ended` ignores others.
         if stream.is_over:
             raise TransportError("the session was lost as it was opened")
@@ -143,7 +143,10 @@ class SessionTransport:
 
     def _accept(self, opened: spb.Opened) -> None:
         if self._service not in (0, opened.service_incarnation):
-            raise without_memory(self.service_address)
+            raise Fenced(
+                f"the coordinator at {self.service_address} was restarted without its journal: its"
+                " keys and barriers are gone; restart the job"
+            )
         self._service = opened.service_incarnation
         # The budget of an outage is the coordinator's: both sides give up at the same time.
         self.heartbeat_timeout_s = opened.heartbeat_timeout_ms / 1000
@@ -155,13 +158,10 @@ class SessionTransport:
         request: Any,
         deadline: Deadline,
         grace_s: float = 0.0,
-        *,
-        depends_on: Sequence[int] = (),
-        number: int = 0,
-        participants: bytes = b"",
+        **told: Any,
     ) -> Any:
-        """Sends one call and returns its response. Raises TransportError, or the exception for the
-        service's answer.
+        """Sends one call, with what else is `told` in its Request, and returns its response. Raises
+        TransportError, or the exception for the service's answer.
         """
         stream = self._stream
         if stream is None:
@@ -173,14 +173,12 @@ class SessionTransport:
             method=method,
             body=request.SerializeToString(),
             timeout_ms=timeout_ms,
-            needs=depends_on,
-            number=number,
-            participants=participants,
+            **told,
         )
         reply = stream.ask(call, deadline)
         if reply.code:
             raise make_error(status_name(reply.code), reply.message, dict(reply.payloads), request)
-        return RESPONSES[method].FromString(reply.body)
+        return response_of(method).FromString(reply.body)
 
     def tell_service_address(self, address: str) -> None:
         """Takes a relay's word of where the service is."""
@@ -207,24 +205,26 @@ class SessionTransport:
             self._on_broken()
         else:
             # Not on this thread: it reads for all callers, and whoever is notified may block.
-            stream.later(lambda: self._on_fenced(_final_error(code, details)))
+            stream.connection.later(lambda: self._on_fenced(_final_error(code, details)))
 
     def abandon(self) -> None:
         """Lets go of the streams in a forked child, which sends nothing."""
-        for stream in (self._stream, self._older, self._opening):
-            if stream is not None:
-                stream.abandon()
+        for stream in self._streams():
+            stream.connection.abandon()
+
+    def _streams(self) -> list[_SessionStream]:
+        found = (self._stream, self._older, self._opening)
+        return [stream for stream in found if stream is not None]
 
     def close(self) -> None:
         """Ends the stream; calls in flight raise TransportError."""
         with self._lock:
             self._closed = True
-            streams = (self._stream, self._older, self._opening)
+            streams = self._streams()
             self._stream = None
             self._older = None
         for stream in streams:
-            if stream is not None:
-                stream.end()
+            stream.connection.end()
 
 
 class _SessionStream:
@@ -239,19 +239,14 @@ class _SessionStream:
         self._waiting: dict[int, queue.SimpleQueue[spb.Reply | None]] = {}
         self._opened: queue.SimpleQueue[spb.Opened | None] = queue.SimpleQueue()
         self.number = 0  # of its Open
-        self._over = False
+        self.is_over = False
         self._status: tuple[str, str] = ("UNAVAILABLE", "")
-        self._stream = Stream(address, hello, context, self._take, self._ended)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the connection has ended."""
-        return self._over
+        self.connection = Stream(address, hello, context, self._take, self._ended)
 
     def open(self, opening: spb.Open, deadline: Deadline) -> spb.Opened:
         """Sends the client's first frame and waits for the service's."""
         self.number = opening.number
-        self._stream.start(spb.ClientFrame(open=opening).SerializeToString(), deadline)
+        self.connection.start(spb.ClientFrame(open=opening).SerializeToString(), deadline)
         try:
             opened = self._opened.get(timeout=deadline.remaining_s())
         except queue.Empty:
@@ -266,11 +261,7 @@ class _SessionStream:
 
     def send(self, frame: spb.ClientFrame, until: float) -> bool:
         """Sends a frame; returns False where nothing of it was sent by `until`."""
-        return self._stream.send(frame.SerializeToString(), until)
-
-    def later(self, call: Callable[[], None]) -> None:
-        """Has the stream's own thread make a call."""
-        self._stream.later(call)
+        return self.connection.send(frame.SerializeToString(), until)
 
     def next_id(self) -> int:
         """Returns the id of the stream's next request."""
@@ -293,7 +284,7 @@ class _SessionStream:
         number = call.id
         inbox: queue.SimpleQueue[spb.Reply | None] = queue.SimpleQueue()
         with self._lock:
-            if self._over:
+            if self.is_over:
                 raise TransportError("the session was lost", sent=False)
             self._waiting[number] = inbox
         try:
@@ -324,7 +315,7 @@ class _SessionStream:
     def _ended(self, code: str, details: str) -> None:
         self._status = (code, details)
         with self._lock:
-            self._over = True
+            self.is_over = True
             waiting = list(self._waiting.values())
         for inbox in waiting:
             inbox.put(None)
@@ -342,25 +333,9 @@ class _SessionStream:
         elif frame.HasField("opened"):
             self._opened.put(frame.opened)
         elif frame.HasField("end"):
-            self._stream.end(status_name(frame.end.code), frame.end.message)
+            self.connection.end(status_name(frame.end.code), frame.end.message)
         else:
-            self._stream.later(lambda: self._owner.take(self, frame))
-
-    def end(self) -> None:
-        """Ends the connection; the waiting calls then raise TransportError."""
-        self._stream.end()
-
-    def abandon(self) -> None:
-        """Closes the descriptor, in a forked child."""
-        self._stream.abandon()
-
-
-def without_memory(address: str) -> Fenced:
-    """Returns the error of a service that is another than the one that was joined."""
-    return Fenced(
-        f"the coordinator at {address} was restarted without its journal: its keys and barriers are"
-        " gone; restart the job"
-    )
+            self.connection.later(lambda: self._owner.take(self, frame))
 
 
 def _unanswered(method: str, deadline: Deadline) -> CoordinationError:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+from google.protobuf.empty_pb2 import Empty
 
 from holdfast.proto import coordination_b_pb2, session_pb2
 
@@ -53,7 +54,9 @@ class StatusClient:
         self._channel = credentials.channel(address)
         self._is_closed = False
 
-    def _call(self, path: str, request: Any, response: Any, timeout_s: float | None = None) -> Any:
+    def _call(
+        self, path: str, request: Any, response: Any = Empty, timeout_s: float | None = None
+    ) -> Any:
         try:
             method = self._method(path, request, response)
             return method(request, timeout=timeout_s or self.timeout_s, **self._options)
@@ -156,14 +159,14 @@ class StatusClient:
         process's key alone.
         """
         request = session_pb2.ReportExitRequest(process_id=process_id, exit_code=exit_code)
-        self._call(REPORT_EXIT, request, session_pb2.ReportExitResponse)
+        self._call(REPORT_EXIT, request)
 
     def report_event(self, kind: str, text: str, unix_s: float = 0.0) -> None:
         """Adds a line to the job's history, as its launcher, of something that happened at `unix_s`
         (0: now).
         """
         request = session_pb2.ReportEventRequest(kind=kind, text=on_the_wire(text), unix_s=unix_s)
-        self._call(REPORT_EVENT, request, session_pb2.ReportEventResponse)
+        self._call(REPORT_EVENT, request)
 
     def report_launcher(
         self, launcher: session_pb2.Launcher, goodput_s: Mapping[str, float]
@@ -172,7 +175,7 @@ class StatusClient:
         since the job's start, by parts that sum to them.
         """
         request = session_pb2.ReportLauncherRequest(launcher=launcher, seconds=goodput_s)
-        self._call(REPORT_LAUNCHER, request, session_pb2.ReportLauncherResponse)
+        self._call(REPORT_LAUNCHER, request)
 
     def end_attempt(self, why: str, following: session_pb2.NextAttempt | None = None) -> None:
         """Says as its launcher, about to end the processes, that the attempt is over: they log why,
@@ -180,21 +183,21 @@ class StatusClient:
         coordinator takes this from a holder of a process's key alone.
         """
         request = session_pb2.EndAttemptRequest(why=on_the_wire(why), next=following)
-        self._call(END_ATTEMPT, request, session_pb2.EndAttemptResponse)
+        self._call(END_ATTEMPT, request)
 
     def give_notice(self, why: str) -> None:
         """Says as its launcher why all processes are about to get a notice: they log that. A
         secured coordinator takes this from a holder of a process's key alone.
         """
         request = session_pb2.EndAttemptRequest(notice=on_the_wire(why))
-        self._call(END_ATTEMPT, request, session_pb2.EndAttemptResponse)
+        self._call(END_ATTEMPT, request)
 
     def ask_to_grow(self) -> None:
         """Says as its launcher that there is room for more processes: process 0 has all save and
         leave their loops. A secured coordinator takes this from a holder of a process's key alone.
         """
         request = session_pb2.EndAttemptRequest(grow=True)
-        self._call(END_ATTEMPT, request, session_pb2.EndAttemptResponse)
+        self._call(END_ATTEMPT, request)
 
     def close(self) -> None:
         """Closes the connection; calls under way raise CANCELLED."""

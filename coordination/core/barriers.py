@@ -31,6 +31,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..limits import Limits
 from ..task_bits import bits_of, tasks_of
@@ -107,11 +108,6 @@ class Barrier:
         if arrival.counter > self.counter:
             self.counter = arrival.counter
             self.renumbered = True
-
-    def follow(self, previous: Outcome, former: int) -> None:
-        """Takes over what the instance before has left."""
-        self.previous = previous
-        self.former = former
 
     def note_told(self, task_id: int) -> None:
         """Notes that a task has learned the result without having arrived."""
@@ -289,7 +285,7 @@ class Barriers:
     def _next(self, finished: Barrier | None, arrival: Arrival) -> Barrier:
         """Returns the instance after a finished one, at which nobody has arrived."""
         first = 0 if finished is None else finished.counter + 1
-        barrier = Barrier(
+        return Barrier(
             arrival.name,
             self._named(arrival),
             first,
@@ -298,9 +294,8 @@ class Barriers:
             deadline=arrival.call.deadline,
             opened=arrival.call.came,
             began=self._task_table.version,
+            **self._left_by(finished),
         )
-        self._follow(finished, barrier)
-        return barrier
 
     def _may_open(self, finished: Barrier | None, arrival: Arrival) -> Status | None:
         named = self._named(arrival)
@@ -320,10 +315,10 @@ class Barriers:
             return None
         return _counter_mismatch(arrival.name, finished.counter, counter)
 
-    def _follow(self, finished: Barrier | None, barrier: Barrier) -> None:
-        """Gives a new instance what it has to know of the finished one before."""
+    def _left_by(self, finished: Barrier | None) -> dict[str, Any]:
+        """Returns what a new instance has to know of the finished one before."""
         if finished is None:
-            return
+            return {}
         outcome = finished.outcome
         assert outcome is not None
         former = 0
@@ -332,7 +327,7 @@ class Barriers:
             knew_of_earlier = finished.former & begun_until(finished.began)
             knew_of_this = (outcome.came | finished.told) & begun_until(outcome.ended)
             former = knew_of_earlier | knew_of_this
-        barrier.follow(outcome, former)
+        return {"previous": outcome, "former": former}
 
     # --- Replays
 

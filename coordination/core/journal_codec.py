@@ -9,11 +9,14 @@ outage, with the same counters, and find the instance that they had arrived at.
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
+
+from google.protobuf.json_format import MessageToDict, ParseDict
+
+from holdfast.proto import session_pb2
 
 from ..task_bits import bits_of, tasks_of
 from .barriers import Barrier, Outcome
@@ -31,7 +34,6 @@ from .status import (
     Code,
     Missing,
     Status,
-    TaskProgress,
 )
 from .task_table import Task, TaskState
 
@@ -82,28 +84,21 @@ def load(machine: Machine, rows: Iterable[Row], now: float, wall_offset_s: float
     """Puts rows into a fresh machine. Connected tasks count as heard of just now: they cannot help
     our outage.
     """
-    tables: dict[str, dict[str, bytes]] = defaultdict(dict)
+    tables: dict[str, dict[str, Any]] = defaultdict(dict)
     for table, key, value in rows:
         assert value is not None
-        tables[table][key] = value
+        tables[table][key] = value if table == KEY else json.loads(value)
     for task in tables[TASK].values():
-        machine.task_table.load(_load_task(json.loads(task), now))
-    meta = json.loads(tables[META].get("state", b"{}"))
+        machine.task_table.load(_load_task(task, now))
+    meta = tables[META].get("state", {})
     machine.registration.load(meta.get("gathered", False))
     machine.polls.load(_load_status(meta.get("error")))
     machine.task_table.load_version(meta.get("version", 0))
     machine.keys.load(tables[KEY])
-    barriers = {
-        name: _load_barrier(machine, json.loads(row), wall_offset_s)
-        for name, row in tables[BARRIER].items()
-    }
-    for part in map(json.loads, tables[ARRIVED].values()):
-        arrived = {task_id: (life, at - wall_offset_s) for task_id, life, at in part["arrived"]}
-        barriers[part["name"]].load_part(arrived)
-    machine.barriers.load(barriers.values())
-    machine.liveness.load(_load_alive(json.loads(answer)) for answer in tables[ALIVE].values())
+    _load_barriers(machine, tables[BARRIER], tables[ARRIVED], wall_offset_s)
+    machine.liveness.load(map(_load_alive, tables[ALIVE].values()))
     machine.events.load(
-        _load_event(json.loads(event), wall_offset_s) for event in tables[EVENT].values()
+        Event(**kept | {"at": kept["at"] - wall_offset_s}) for kept in tables[EVENT].values()
     )
     machine.changes.clear()
 
@@ -127,30 +122,26 @@ _TASK_FIELDS = (
     "session_since",
 )
 
-# A later version's journal may have more of them, and an earlier one's reader knows only these.
-_PROGRESS_FIELDS = ("step", "saved_step", "values", "trouble", "root")
-
 
 def _task(task: Task) -> bytes:
     kept = {name: getattr(task, name) for name in _TASK_FIELDS}
     kept["state"] = int(task.state)
     kept["error"] = _status(task.error)
     kept["seen"] = task.last_seen is not None
-    kept["progress"] = {name: getattr(task.progress, name) for name in _PROGRESS_FIELDS}
+    kept["progress"] = MessageToDict(task.progress)
     return _json(kept)
 
 
 def _load_task(kept: dict[str, Any], now: float) -> Task:
-    progress = kept["progress"]
+    progress = ParseDict(kept["progress"], session_pb2.ReportRequest())
+    progress.ClearField("asks_preemption")  # which is told again to a service that is restarted
     return Task(
         **{name: kept[name] for name in _TASK_FIELDS},
         state=TaskState(kept["state"]),
         state_since=now,
         error=_load_status(kept["error"]),
         last_seen=now if kept["seen"] else None,
-        progress=TaskProgress(
-            **{name: progress[name] for name in _PROGRESS_FIELDS if name in progress}
-        ),
+        progress=progress,
     )
 
 
@@ -158,14 +149,10 @@ def _event(event: Event, wall_offset_s: float) -> bytes:
     return _json(asdict(event) | {"at": event.at + wall_offset_s})
 
 
-def _load_event(kept: dict[str, Any], wall_offset_s: float) -> Event:
-    return Event(**kept | {"at": kept["at"] - wall_offset_s})
-
-
 def _alive(answer: LivenessAnswer) -> bytes:
     kept = {
         "serial": answer.serial,
-        "members": _bits(bits_of(answer.members)),
+        "members": f"{bits_of(answer.members):x}",
         "living": answer.living,
         "answered": [(task_id, *sending) for task_id, sending in answer.answered.items()],
     }
@@ -209,65 +196,62 @@ def _barrier(barrier: Barrier, machine: Machine, wall_offset_s: float) -> bytes:
         "participants": None if everyone else sorted(barrier.participants),
         "first": barrier.first,
         "counter": barrier.counter,
-        "deadline": None if barrier.deadline == math.inf else barrier.deadline + wall_offset_s,
+        "deadline": barrier.deadline + wall_offset_s,
         "opened": barrier.opened + wall_offset_s,
         "began": barrier.began,
-        "former": _bits(barrier.former),
-        "told": _bits(barrier.told),
+        "former": barrier.former,
+        "told": barrier.told,
         "previous": _outcome(barrier.previous),
         "outcome": _outcome(barrier.outcome),
     }
-    return _json(kept)
+    return _json(_with_digits(kept))
+
+
+def _load_barriers(
+    machine: Machine, rows: dict[str, Any], parts: dict[str, Any], wall_offset_s: float
+) -> None:
+    barriers = {name: _load_barrier(machine, kept, wall_offset_s) for name, kept in rows.items()}
+    for part in parts.values():
+        arrived = {task_id: (life, at - wall_offset_s) for task_id, life, at in part["arrived"]}
+        barriers[part["name"]].load_part(arrived)
+    machine.barriers.load(barriers.values())
 
 
 def _load_barrier(machine: Machine, kept: dict[str, Any], wall_offset_s: float) -> Barrier:
-    participants = (
-        machine.task_table.everyone
-        if kept["participants"] is None
-        else frozenset(kept["participants"])
-    )
-    deadline = kept["deadline"]
-    return Barrier(
-        kept["name"],
-        participants,
-        kept["first"],
-        kept["counter"],
-        owner=machine.barriers,
-        deadline=math.inf if deadline is None else deadline - wall_offset_s,
-        opened=kept["opened"] - wall_offset_s,
-        began=kept["began"],
-        former=int(kept["former"], 16),
-        told=int(kept["told"], 16),
-        previous=_load_outcome(kept["previous"]),
-        outcome=_load_outcome(kept["outcome"]),
-        renumbered=False,
-    )
+    named = kept["participants"]
+    loaded = {
+        "participants": machine.task_table.everyone if named is None else frozenset(named),
+        "deadline": kept["deadline"] - wall_offset_s,
+        "opened": kept["opened"] - wall_offset_s,
+        "previous": _load_outcome(kept["previous"]),
+        "outcome": _load_outcome(kept["outcome"]),
+    }
+    return Barrier(owner=machine.barriers, renumbered=False, **_with_bits(kept) | loaded)
 
 
-def _bits(bits: int) -> str:
-    return f"{bits:x}"
+# Sets of tasks as bits are hexadecimal in a row: Python writes no long numbers in decimal.
+_BITS = frozenset({"members", "came", "absent", "former", "told"})
 
 
-def _outcome(outcome: Outcome | None) -> list[Any] | None:
+def _with_digits(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: f"{value:x}" if name in _BITS else value for name, value in fields.items()}
+
+
+def _with_bits(kept: dict[str, Any]) -> dict[str, Any]:
+    return {name: int(value, 16) if name in _BITS else value for name, value in kept.items()}
+
+
+def _outcome(outcome: Outcome | None) -> dict[str, Any] | None:
     if outcome is None:
         return None
-    sets = [_bits(bits) for bits in (outcome.members, outcome.came, outcome.absent)]
-    return [outcome.first, outcome.counter, _status(outcome.status), *sets, outcome.ended]
+    status = _status(outcome.status)
+    return _with_digits(asdict(replace(outcome, status=None))) | {"status": status}
 
 
-def _load_outcome(kept: list[Any] | None) -> Outcome | None:
+def _load_outcome(kept: dict[str, Any] | None) -> Outcome | None:
     if kept is None:
         return None
-    first, counter, status, members, came, absent, ended = kept
-    return Outcome(
-        first,
-        counter,
-        _load_status(status),
-        members=int(members, 16),
-        came=int(came, 16),
-        absent=int(absent, 16),
-        ended=ended,
-    )
+    return Outcome(**_with_bits(kept) | {"status": _load_status(kept["status"])})
 
 
 def _status(status: Status | None) -> dict[str, Any] | None:
@@ -275,14 +259,15 @@ def _status(status: Status | None) -> dict[str, Any] | None:
         return None
     # What a process last reported is with its task, and need not be with each error about it.
     missing = tuple(replace(each, progress=None) for each in status.missing)
-    return asdict(replace(status, missing=missing)) | {"absent": _bits(status.absent)}
+    return _with_digits(asdict(replace(status, missing=missing)))
 
 
 def _load_status(kept: dict[str, Any] | None) -> Status | None:
     if kept is None:
         return None
-    barrier = None if kept["barrier"] is None else tuple(kept["barrier"])
-    missing = tuple(Missing(**(each | {"progress": None})) for each in kept["missing"])
-    absent = int(kept["absent"], 16)
-    given = {"code": Code(kept["code"]), "barrier": barrier, "missing": missing, "absent": absent}
-    return Status(**(kept | given))
+    loaded = {
+        "code": Code(kept["code"]),
+        "barrier": None if kept["barrier"] is None else tuple(kept["barrier"]),
+        "missing": tuple(Missing(**each) for each in kept["missing"]),
+    }
+    return Status(**_with_bits(kept) | loaded)

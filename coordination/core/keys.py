@@ -115,7 +115,8 @@ class Keys:
         """
         for key, call in self.waiting():
             if lost.task_id in call.depends_on or (not call.depends_on and call.task_id in unnamed):
-                call.fail(_will_not_be_set(key, lost))
+                sentence = f"key {key!r} will not be set: {name_gone([lost])}"
+                call.fail(Status(Code.UNAVAILABLE, sentence, missing=(lost,)))
 
     def try_get(self, call: Call, key: str) -> None:
         """Answers at once, NOT_FOUND where there is no such key."""
@@ -202,11 +203,6 @@ def _answer(call: Call, refusal: Status | None, value: object = None) -> None:
 def _not_set(key: str, waited_s: float) -> Status:
     sentence = f"key {key!r} was not set within {waited_s:.1f} s"
     return Status(Code.DEADLINE_EXCEEDED, sentence, from_service=False)
-
-
-def _will_not_be_set(key: str, lost: Missing) -> Status:
-    sentence = f"key {key!r} will not be set: {name_gone([lost])}"
-    return Status(Code.UNAVAILABLE, sentence, missing=(lost,))
 
 
 def _exhausted(sentence: str) -> Status:

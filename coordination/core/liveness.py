@@ -79,7 +79,9 @@ class LivenessBarrier:
             call.fail(Status(Code.INVALID_ARGUMENT, sentence, from_service=False))
             return
         if members not in self._gatherings and members not in self._answers:
-            members = self._known(members)
+            # The same object where it can be: a look-up by another one compares all members.
+            everyone = self._task_table.everyone
+            members = members if members <= everyone else members & everyone
         last = self._answers.get(members)
         sending = Sending(call.life, call.number)
         if last is not None and call.number and last.answered.get(task_id) == sending:
@@ -98,12 +100,6 @@ class LivenessBarrier:
         gathering.replace(call)
         if gathering.is_complete:
             self._answer(gathering)
-
-    def _known(self, members: frozenset[int]) -> frozenset[int]:
-        # The same object where it can be: a look-up by another one compares all members.
-        if members <= self._task_table.everyone:
-            return members
-        return members & self._task_table.everyone
 
     def resolve(self) -> None:
         """Answers each set whose connected members have all asked."""

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Iterable
+
+from holdfast.proto import session_pb2
 
 from ..limits import Config
 from ..names import GROW_KEY, LAST_WORDS, NEXT_KEY
@@ -382,46 +382,39 @@ class Machine:
             missing=self.task_table.missing([task_id], now),
         )
 
-    def report(
-        self,
-        call: Call,
-        *,
-        values: Mapping[str, float] = MappingProxyType({}),
-        again: bool = False,
-        **given: Any,
-    ) -> None:
-        """Notes how far a process has come. `given` are fields of TaskProgress; what is None keeps
-        its value. What is reported `again`, lest a service that was restarted lack it, is no news.
+    def report(self, call: Call, report: session_pb2.ReportRequest, *, again: bool = False) -> None:
+        """Notes how far a process has come: what its report leaves out keeps its value. What is
+        reported `again`, lest a service that was restarted lack it, is no news.
         """
         task_id = call.task_id
         now = call.came
         task = self.task_table.tasks[task_id]
+        progress = task.progress
         most = self.config.limits.report_values
-        count = len(task.progress.values.keys() | values.keys())
-        if count > most or any(len(name) > 100 for name in values):
+        count = len({*progress.values, *report.values})
+        if count > most or any(len(name) > 100 for name in report.values):
             sentence = (
                 f"a report of {count} values; expected at most {most}, with names of at most 100"
                 " characters"
             )
             call.refuse(Code.RESOURCE_EXHAUSTED, sentence)
             return
-        trouble = given.get("trouble")
-        if trouble is not None:
-            trouble = clip(trouble, self.config.limits.error_bytes)
-            given["trouble"] = trouble
-        task.progress.update(values, **given)
-        step = given.get("step")
-        if step is not None:
-            task.steps.note(step, now)
-        self._note_step("saved", given.get("saved_step"), now, again=again)
-        self._note_step("restored", values.get("restored_step"), now, again=again)
-        if trouble and not again:
-            self.events.note("trouble", f"process {task_id}: {trouble}", now, task_id)
+        if report.HasField("root"):
+            progress.ClearField("root")  # which is told as a whole
+        progress.MergeFrom(report)
+        if report.HasField("step"):
+            task.steps.note(report.step, now)
+        if report.HasField("saved_step"):
+            self._note_step("saved", report.saved_step, now, again=again)
+        if "restored_step" in report.values:
+            self._note_step("restored", report.values["restored_step"], now, again=again)
+        if report.trouble and not again:
+            self.events.note("trouble", f"process {task_id}: {report.trouble}", now, task_id)
         call.succeed()
 
-    def _note_step(self, kind: str, step: float | None, now: float, *, again: bool) -> None:
+    def _note_step(self, kind: str, step: float, now: float, *, again: bool) -> None:
         """Notes what was done with a step, once for the job."""
-        if step is None or step == self._told.get(kind):
+        if step == self._told.get(kind):
             return
         if again:
             self._told.setdefault(kind, step)

@@ -56,49 +56,47 @@ class Registration:
 
     def register(self, call: Call) -> None:
         """Registers an agent; answers when every task of the job has come."""
-        task_id = call.task_id
-        task = self._task_table.get(task_id)
+        task = self._task_table.get(call.task_id)
         if task is None:
             count = len(self._task_table)
             sentence = (
-                f"Unexpected task registered with task={task_id}: the job has {count}, 0 to"
+                f"Unexpected task registered with task={call.task_id}: the job has {count}, 0 to"
                 f" {count - 1}"
             )
             call.refuse(Code.INVALID_ARGUMENT, sentence)
             return
-        # Profile A's calls name no process: an incarnation that two processes shared would let one
-        # speak for the other.
-        if self._task_table.by_agent.get(call.incarnation, task_id) != task_id:
-            sentence = (
-                f"process {task_id} came with the incarnation of another; expected a random number"
-            )
-            call.refuse(Code.INVALID_ARGUMENT, sentence)
-            return
-        if call.incarnation in task.former:
-            call.fail(self._task_table.fenced(task))
-            return
-        if self._over is not None:
-            call.fail(self._over)
-            return
-        is_known = task.session or task.agent == call.incarnation
-        if not (task.state is TaskState.CONNECTED and is_known):
-            early = self._begin_anew_if_deserted(task, call.came)
-            if early is not None:
-                call.fail(early)
-                return
-        older = self.agents.get(task_id)
-        is_new = older is not None and older.incarnation != call.incarnation
-        refusal = self._may_register(task, call.incarnation)
+        refusal = self._may_register(task, call)
         if refusal is not None:
             call.fail(refusal)
-            self._polls.propagate(refusal)
             return
         if not task.session:
             task.heard(call.came)
+        older = self.agents.get(call.task_id)
+        is_new = older is not None and older.incarnation != call.incarnation
         self.agents.replace(call, Code.ALREADY_EXISTS if is_new else Code.CANCELLED)
         self._gather(call.came)
 
-    def _may_register(self, task: Task, incarnation: int) -> Status | None:
+    def _may_register(self, task: Task, call: Call) -> Status | None:
+        # Profile A's calls name no process: an incarnation that two processes shared would let one
+        # speak for the other.
+        if self._task_table.by_agent.get(call.incarnation, task.task_id) != task.task_id:
+            return Status(
+                Code.INVALID_ARGUMENT,
+                f"process {task.task_id} came with the incarnation of another; expected a random"
+                " number",
+            )
+        if call.incarnation in task.former:
+            return self._task_table.fenced(task)
+        if self._over is not None:
+            return self._over
+        is_known = task.session or task.agent == call.incarnation
+        early = None
+        if not (task.state is TaskState.CONNECTED and is_known):
+            early = self._begin_anew_if_deserted(task, call.came)
+        return early or self._may_come_again(task, call.incarnation)
+
+    def _may_come_again(self, task: Task, incarnation: int) -> Status | None:
+        """Decides whether an agent may take the place of a former one; no is everyone's error."""
         may_come = (TaskState.UNINITIALIZED, TaskState.DISCONNECTED)
         if self._config.recoverable or task.state in may_come:
             return None
@@ -116,7 +114,9 @@ class Registration:
                 " likely restarted."
             )
             sentence = f"{what} The job is not recoverable"
-        return Status(Code.ABORTED, sentence, source_task=task.task_id)
+        refusal = Status(Code.ABORTED, sentence, source_task=task.task_id)
+        self._polls.propagate(refusal)
+        return refusal
 
     # --- Sessions
 

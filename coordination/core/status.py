@@ -4,10 +4,11 @@ of what many calls are answered. And which rows of a journal have changed. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+
+from holdfast.proto import session_pb2
 
 from ..task_bits import bits_of
 
@@ -34,29 +35,6 @@ class Code(IntEnum):
     UNAUTHENTICATED = 16
 
 
-@dataclass(slots=True)
-class TaskProgress:
-    """What a process last reported of its own work.
-
-    `trouble` is what has gone wrong and not been mended since. `root` holds the job's checkpoints:
-    the fields of CheckpointRoot of the session's protocol.
-    """
-
-    step: int | None = None
-    saved_step: int | None = None
-    values: dict[str, float] = field(default_factory=dict)
-    trouble: str = ""
-    root: dict[str, Any] | None = None
-    asks_preemption: bool | None = None  # told again to a service that is restarted: not journaled
-
-    def update(self, values: Mapping[str, float], **given: Any) -> None:
-        """Takes a report: what it leaves out, or gives as None, keeps its value."""
-        self.values |= values
-        for name, value in given.items():
-            if value is not None:
-                setattr(self, name, value)
-
-
 @dataclass(frozen=True, slots=True)
 class Missing:
     """A process that a call waits for, as it was known when the call failed. `silent_s` is None for
@@ -67,7 +45,7 @@ class Missing:
     host: str
     silent_s: float | None
     lost: bool
-    progress: TaskProgress | None = None  # None where it has reported nothing
+    progress: session_pb2.ReportRequest | None = None  # None where it has reported nothing
     ended: str = ""  # how, where that is known: "ended by signal 9", LEFT
 
     def __str__(self) -> str:

@@ -17,8 +17,10 @@ from __future__ import annotations
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
+
+from holdfast.proto import session_pb2
 
 from ..limits import Limits
 from ..task_bits import bits_from, tasks_of
@@ -31,7 +33,6 @@ from .status import (
     Code,
     Missing,
     Status,
-    TaskProgress,
     beyond,
     name_processes,
 )
@@ -75,7 +76,8 @@ class Task:
     suspect_since: float | None = None
     # incarnations that are over for good, the latest last
     former: list[int] = field(default_factory=list)
-    progress: TaskProgress = field(default_factory=TaskProgress)
+    # what it last reported of its own work
+    progress: session_pb2.ReportRequest = field(default_factory=session_pb2.ReportRequest)
     steps: StepRate = field(default_factory=StepRate, compare=False)  # not kept in a journal
 
     def incarnation(self, session: bool) -> int:
@@ -108,25 +110,19 @@ class Task:
         """Notes that the task's Session has no stream."""
         self.attached = False
 
-    def begin_agent(self, incarnation: int, version: int) -> None:
-        """Takes an agent, which came at a version of the table."""
-        self.life += not self.session
+    def set_agent(self, incarnation: int, version: int) -> None:
+        """Takes an agent that came at a version of the table; 0 lets it go."""
+        if incarnation:
+            self.life += not self.session
+            self.agent_since = version
         self.agent = incarnation
-        self.agent_since = version
 
-    def end_agent(self) -> None:
-        """Lets the agent go."""
-        self.agent = 0
-
-    def begin_session(self, incarnation: int, version: int) -> None:
-        """Takes a Session, which came at a version of the table."""
-        self.life += not self.agent
+    def set_session(self, incarnation: int, version: int) -> None:
+        """Takes a Session, which came at a version of the table if it is new; 0 lets it go."""
+        if incarnation not in (0, self.session):
+            self.life += not self.agent
+            self.session_since = version
         self.session = incarnation
-        self.session_since = version
-
-    def end_session(self) -> None:
-        """Lets the Session go."""
-        self.session = 0
 
     def own(self, owner: str) -> None:
         """Gives the task to the holder of a key."""
@@ -170,16 +166,16 @@ class Task:
         lives from earlier ones.
         """
         self.end_life()
-        self.end_session()
-        self.detach()
-        self.trust()
+        self.session = 0
+        self.attached = False
+        self.suspect_since = None
         self.state = TaskState.UNINITIALIZED
         self.error = None
         self.host = ""
         self.pid = 0
         self.ended = ""
         self.last_seen = None
-        self.progress = TaskProgress()
+        self.progress = session_pb2.ReportRequest()
         self.steps = StepRate()
 
     def forgive(self, seconds: float, now: float) -> None:
@@ -240,26 +236,23 @@ class TaskTable:
         """The number of tasks that are CONNECTED."""
         return self.counts[TaskState.CONNECTED]
 
-    def _begin_life(self) -> int:
+    def _begin_life(self) -> None:
         self.version += 1
         self.latest_life = self.version
-        return self.version
 
     def set_agent(self, task: Task, incarnation: int) -> None:
         """Sets a task's agent, 0 for none."""
         self.by_agent.pop(task.agent, None)
         if incarnation:
             self.by_agent[incarnation] = task.task_id
-            task.begin_agent(incarnation, self._begin_life())
-        else:
-            task.end_agent()
+            self._begin_life()
+        task.set_agent(incarnation, self.version)
 
     def set_session(self, task: Task, incarnation: int) -> None:
         """Sets a task's Session, 0 for none."""
-        if not incarnation:
-            task.end_session()
-        elif incarnation != task.session:
-            task.begin_session(incarnation, self._begin_life())
+        if incarnation not in (0, task.session):
+            self._begin_life()
+        task.set_session(incarnation, self.version)
 
     def life_of(self, task_id: int, incarnation: int) -> int:
         """Returns the version at which an incarnation of a task came."""
@@ -397,7 +390,13 @@ class TaskTable:
 
     def _describe(self, task: Task, now: float) -> Missing:
         silent_s = None if task.last_seen is None else max(0.0, now - task.last_seen)
-        progress = None if task.progress == TaskProgress() else replace(task.progress)
+        progress = None
+        if task.progress.ListFields():
+            progress = session_pb2.ReportRequest()
+            progress.CopyFrom(task.progress)
+            # without what may be large, and no sentence shows
+            progress.ClearField("root")
+            progress.ClearField("values")
         return Missing(
             task.task_id,
             host=task.host,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
@@ -19,7 +19,7 @@ from holdfast.proto import coordination_pb2, session_pb2
 
 from ..vitals import ENDS_WITH
 from .stacks import Frame, Thread, parse
-from .summary import show_rate
+from .summary import fastest, show_rate, usually_fastest
 
 STALLED_S = 8.0
 """No step of any process for so long, and for three usual steps: the job does not get on."""
@@ -35,6 +35,7 @@ _MAX_NAMED = 8
 _WAITS_SHARE = 0.35
 _WORKS_SHARE = 0.15  # of its time that a process waits which keeps the others waiting
 _MAX_GROUPS = 3
+_NOWHERE = Thread("", ())
 _OURS = re.compile(r"holdfast/[^/]+/([^/]+)(?:/\d+)?")
 
 
@@ -129,11 +130,10 @@ def stalled_s(status: session_pb2.StatusResponse) -> float | None:
 
 def _three_steps_s(status: session_pb2.StatusResponse) -> float:
     """Returns how long three usual steps take, or may take where no pace is known yet."""
-    usual = max((task.usual_steps_per_second for task in status.tasks), default=0.0)
-    if usual:
+    if usual := usually_fastest(status):
         return 3 / usual
     # The first steps of a loop: their mean since, which falls while none comes.
-    pace = max((task.steps_per_second for task in status.tasks), default=0.0)
+    pace = fastest(status)
     return min(_UNPACED_S, 3 / pace) if pace else _UNPACED_S
 
 
@@ -141,18 +141,17 @@ def wants_stacks(status: session_pb2.StatusResponse) -> bool:
     """Returns whether a diagnosis needs stacks: no step moves, somebody is missed or silent, or one
     keeps the others waiting.
     """
-    waited_s = max(
-        (
-            each.since_s
-            for barrier in status.barriers
-            if barrier.missing
-            for each in barrier.waiting
-        ),
-        default=0.0,
+    return (
+        stalled_s(status) is not None
+        or any(each.missing and _waited_s(each) > BARRIER_S for each in status.barriers)
+        or any(silent(status, task) for task in status.tasks)
+        or bool(_stragglers(status))
     )
-    if stalled_s(status) is not None or waited_s > BARRIER_S:
-        return True
-    return any(silent(status, task) for task in status.tasks) or bool(_stragglers(status))
+
+
+def _waited_s(barrier: session_pb2.BarrierStatus) -> float:
+    """Returns for how long the first process has waited at a barrier."""
+    return max((each.since_s for each in barrier.waiting), default=0.0)
 
 
 def silent(status: session_pb2.StatusResponse, task: session_pb2.TaskStatus) -> bool:
@@ -259,11 +258,10 @@ def _crossed(evidence: Evidence) -> Iterator[Finding]:
             if waited_for and at_more.intersection(fewer.missing):
                 tasks = _tasks(evidence, at_fewer)
                 place = place_of(evidence, tasks)
-                others = sorted(at_more)
                 text = (
                     f"{who(tasks)} {_verb(tasks, 'waits', 'wait')} at barrier"
-                    f" {_barrier(fewer)}{at(place)}, while {_others(len(others))}"
-                    f" {_verb(others, 'waits', 'wait')} for it at {_barrier(more)}"
+                    f" {_barrier(fewer)}{at(place)}, while {_others(len(at_more))}"
+                    f" {_verb(at_more, 'waits', 'wait')} for it at {_barrier(more)}"
                 )
                 yield _finding("crossed", text, tasks, place)
                 return
@@ -272,54 +270,35 @@ def _crossed(evidence: Evidence) -> Iterator[Finding]:
 def _elsewhere(evidence: Evidence) -> Iterator[Finding]:
     """The few that are elsewhere in the program, or at another step, while no step moves."""
     idle_s = stalled_s(evidence.status)
-    stands = idle_s is not None or evidence.hangs or _waits_at_barrier(evidence)
+    waits = any(_waited_s(each) > BARRIER_S for each in evidence.status.barriers)
+    stands = idle_s is not None or evidence.hangs or waits
     if not stands or len(evidence.status.tasks) < 2:
         return
     groups = _groups(evidence)
-    odd = _odd(groups)
-    steps = _by_step(evidence)
-    if odd is None and len(steps) > 1:
-        odd = _Group(min(steps.values(), key=len), None, "")
+    odd = _odd(groups) or _odd_by_step(evidence)
     if odd is None:
         return
     tasks = _tasks(evidence, odd.processes)
     since = _since(evidence, idle_s)
     text = f"{who(tasks)}{_is_in(odd)}{_step_difference(evidence, odd.processes)}{since}"
-    rest = [group for group in groups if not odd.processes.intersection(group.processes)]
-    # Of a large job only some are asked where they are.
-    asked = sum(len(group.processes) for group in groups)
-    is_whole = 2 * asked > len(evidence.status.tasks)
-    parts = [text, *(_describe(group, len(rest), is_whole) for group in rest[:_MAX_GROUPS])]
-    yield _finding("elsewhere", "; ".join(parts), tasks, odd.place)
-
-
-def _waits_at_barrier(evidence: Evidence) -> bool:
-    return any(
-        each.since_s > BARRIER_S for barrier in evidence.status.barriers for each in barrier.waiting
-    )
+    text = "; ".join([text, *_rest(evidence, groups, odd)])
+    yield _finding("elsewhere", text, tasks, odd.thread.place)
 
 
 def _missed(evidence: Evidence) -> Iterator[Finding]:
     """Processes that others wait for at a barrier."""
     for barrier in evidence.status.barriers:
-        waited_s = max((each.since_s for each in barrier.waiting), default=0.0)
-        if (
-            barrier.missing
-            and waited_s > BARRIER_S
-            and len(barrier.missing) <= len(barrier.waiting)
-        ):
+        waited_s = _waited_s(barrier)
+        is_few = 0 < len(barrier.missing) <= len(barrier.waiting)
+        if is_few and waited_s > BARRIER_S:
             tasks = _tasks(evidence, set(barrier.missing))
             place = place_of(evidence, tasks)
             text = (
                 f"{who(tasks)} {_verb(tasks, 'has', 'have')} not come to barrier"
-                f" {_barrier(barrier)}{at(place)}: "
+                f" {_barrier(barrier)}{at(place)}: {_others(len(barrier.waiting))} wait there for"
+                f" {waited_s:.0f} s"
             )
-            yield _finding(
-                "missed",
-                f"{text}{_others(len(barrier.waiting))} wait there for {waited_s:.0f} s",
-                tasks,
-                place,
-            )
+            yield _finding("missed", text, tasks, place)
 
 
 def _in_trouble(evidence: Evidence) -> Iterator[Finding]:
@@ -338,8 +317,8 @@ def _slow(evidence: Evidence) -> Iterator[Finding]:
         return
     shares = [_share(task) for task in evidence.status.tasks if task not in stragglers]
     place = place_of(evidence, stragglers, working=True)
-    pace = max((task.steps_per_second for task in evidence.status.tasks), default=0.0)
-    usual = max((task.usual_steps_per_second for task in evidence.status.tasks), default=0.0)
+    pace = fastest(evidence.status)
+    usual = usually_fastest(evidence.status)
     slower = ""
     if 0 < pace < 0.8 * usual:
         slower = f"; {show_rate(pace)} steps/s, {show_rate(usual)} at best"
@@ -375,11 +354,10 @@ def _together(evidence: Evidence) -> Iterator[Finding]:
     """All of a job that stands, where they are at one place and nobody is missed."""
     idle_s = stalled_s(evidence.status)
     groups = _groups(evidence) if evidence.hangs or idle_s is not None else []
-    if len(groups) == 1 and groups[0].place is not None:
-        group = groups[0]
-        tasks = _tasks(evidence, group.processes)
-        since = _since(evidence, idle_s)
-        yield _finding("together", f"{who(tasks)}{_is_in(group)}{since}", tasks, group.place)
+    if len(groups) == 1 and (place := groups[0].thread.place) is not None:
+        tasks = _tasks(evidence, groups[0].processes)
+        text = f"{who(tasks)}{_is_in(groups[0])}{_since(evidence, idle_s)}"
+        yield _finding("together", text, tasks, place)
 
 
 _WHERE_IT_HANGS = (_raised, _stuck, _elsewhere)
@@ -392,8 +370,7 @@ _RULES = (_failed, _raised, _unheard, _crossed, _elsewhere, _missed, _in_trouble
 @dataclass(frozen=True)
 class _Group:
     processes: frozenset[int]
-    place: Frame | None
-    waits: str  # the function of the runtime in which they wait
+    thread: Thread  # the main thread of one of them
 
 
 def _groups(evidence: Evidence) -> list[_Group]:
@@ -416,17 +393,12 @@ def _groups(evidence: Evidence) -> list[_Group]:
 def _grouped(
     threads: Mapping[int, Sequence[Thread]], key: Callable[[Thread], object]
 ) -> list[_Group]:
-    processes: dict[object, list[int]] = {}
-    typical: dict[object, Thread] = {}
+    found: dict[object, dict[int, Thread]] = {}
     for process, samples in threads.items():
-        common, _ = Counter(key(thread) for thread in samples).most_common(1)[0]
-        processes.setdefault(common, []).append(process)
-        if common not in typical:
-            typical[common] = next(thread for thread in samples if key(thread) == common)
-    groups = [
-        _Group(frozenset(each), typical[common].place, typical[common].waits)
-        for common, each in processes.items()
-    ]
+        common, _ = Counter(map(key, samples)).most_common(1)[0]
+        typical = next(thread for thread in samples if key(thread) == common)
+        found.setdefault(common, {})[process] = typical
+    groups = [_Group(frozenset(each), next(iter(each.values()))) for each in found.values()]
     return sorted(groups, key=lambda group: (len(group.processes), min(group.processes)))
 
 
@@ -436,11 +408,17 @@ def _odd(groups: Sequence[_Group]) -> _Group | None:
     """
     if len(groups) < 2:
         return None
-    working = [group for group in groups if not group.waits]
+    working = [group for group in groups if not group.thread.waits]
     count = sum(len(group.processes) for group in groups)
     if working and len(working) < len(groups) and 2 * len(working[0].processes) <= count:
         return working[0]
     return groups[0] if len(groups[0].processes) < len(groups[-1].processes) else None
+
+
+def _odd_by_step(evidence: Evidence) -> _Group | None:
+    """Returns those at the step at which the fewest are; None where all are at one."""
+    steps = _by_step(evidence)
+    return _Group(min(steps.values(), key=len), _NOWHERE) if len(steps) > 1 else None
 
 
 def _by_step(evidence: Evidence) -> dict[int, frozenset[int]]:
@@ -494,7 +472,7 @@ def place_of(
 
 
 def _main(stacks: str) -> Thread:
-    return next(iter(parse(stacks)), Thread("", ()))
+    return next(iter(parse(stacks)), _NOWHERE)
 
 
 def _function(thread: Thread) -> tuple[str, str]:
@@ -551,6 +529,15 @@ def _others(count: int) -> str:
     return "the other" if count == 1 else f"the other {count}"
 
 
+def _rest(evidence: Evidence, groups: Sequence[_Group], odd: _Group) -> list[str]:
+    """Returns where the groups are that are not odd."""
+    rest = [group for group in groups if not odd.processes.intersection(group.processes)]
+    # Of a large job only some are asked where they are.
+    asked = sum(len(group.processes) for group in groups)
+    is_whole = 2 * asked > len(evidence.status.tasks)
+    return [_describe(group, len(rest), is_whole) for group in rest[:_MAX_GROUPS]]
+
+
 def _describe(group: _Group, groups: int, is_whole: bool) -> str:
     count = len(group.processes)
     if not is_whole:
@@ -566,18 +553,18 @@ def _describe(group: _Group, groups: int, is_whole: bool) -> str:
 
 def _is_in(group: _Group, nowhere: str = "") -> str:
     """Returns what a group does, and where: "" where neither is known, unless `nowhere` says it."""
-    where = group.place.place if group.place else nowhere
-    processes = list(group.processes)
+    place = group.thread.place
+    where = place.place if place else nowhere
     if not where:
         return ""
-    if group.waits:
-        return f" {_verb(processes, 'waits', 'wait')} in {group.waits} at {where}"
-    return f" {_verb(processes, 'is', 'are')} in {where}"
+    if waits := group.thread.waits:
+        return f" {_verb(group.processes, 'waits', 'wait')} in {waits} at {where}"
+    return f" {_verb(group.processes, 'is', 'are')} in {where}"
 
 
 def at(place: Frame | None) -> str:
     return f" (in {place.place})" if place else ""
 
 
-def _verb(tasks: Sequence[object], one: str, several: str) -> str:
+def _verb(tasks: Collection[object], one: str, several: str) -> str:
     return one if len(tasks) == 1 else several

@@ -34,12 +34,13 @@ def find_stall(status: session_pb2.StatusResponse, rule: StallRule) -> str:
     report, so no timeout below two reports counts.
     """
     if all(task.step_age_s < 0 for task in status.tasks):
-        is_late = status.up_s - rule.waited_s > rule.first_step_s and not _all_have_left(status)
-        return (
-            f"no process has reported a step within {rule.first_step_s:g} s of its start"
-            if is_late
-            else ""
+        # One that is not there may come yet.
+        have_left = status.phase != "gathering" and all(
+            task.state == coordination_pb2.DISCONNECTED for task in status.tasks
         )
+        if have_left or status.up_s - rule.waited_s <= rule.first_step_s:
+            return ""
+        return f"no process has reported a step within {rule.first_step_s:g} s of its start"
     running = _running(status)
     still = [
         task
@@ -72,12 +73,6 @@ def describe_stragglers(evidence: Evidence, stragglers: Sequence[session_pb2.Tas
     """Returns who is behind, by how much, and where the first of them is."""
     middle = median(task.progress.step for task in _running(evidence.status))
     return _behind(stragglers, middle) + at(place_of(evidence, stragglers))
-
-
-def _all_have_left(status: session_pb2.StatusResponse) -> bool:
-    if status.phase == "gathering":  # one that is not there may come yet
-        return False
-    return all(task.state == coordination_pb2.DISCONNECTED for task in status.tasks)
 
 
 def _running(status: session_pb2.StatusResponse) -> list[session_pb2.TaskStatus]:

@@ -17,12 +17,7 @@ from .verdict import judge
 SCHEMA = 3
 """The number of what is written. It rises when a name or a type changes, or one goes."""
 
-_INTEGERS = frozenset(
-    {
-        FieldDescriptor.CPPTYPE_INT64,
-        FieldDescriptor.CPPTYPE_UINT64,
-    }
-)
+_INTEGERS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 
 
 def status_json(
@@ -52,14 +47,10 @@ def _with_numbers(kind: Any, shown: dict[str, Any]) -> dict[str, Any]:
 
 def _value(field: Any, value: Any) -> Any:
     if isinstance(value, list):
-        return [_single(field, each) for each in value]
-    return _single(field, value)
-
-
-def _single(field: Any, value: Any) -> Any:
+        return [_value(field, each) for each in value]
     if field.cpp_type in _INTEGERS:
         return int(value)
-    is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
-    if field.message_type is None or is_map:
+    kind = field.message_type
+    if kind is None or kind.GetOptions().map_entry:
         return value
-    return _with_numbers(field.message_type, value)
+    return _with_numbers(kind, value)

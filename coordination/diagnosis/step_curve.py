@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from holdfast.proto import session_pb2
 
+from .summary import fastest
+
 
 class Sample(NamedTuple):
     """How far a job was at one time; -1 where that is not known."""
@@ -22,8 +24,8 @@ def sample(status: session_pb2.StatusResponse, unix_s: float) -> Sample:
     saved = [
         task.progress.saved_step for task in status.tasks if task.progress.HasField("saved_step")
     ]
-    pace = max((task.steps_per_second for task in status.tasks), default=0.0)
-    return Sample(round(unix_s, 1), max(steps, default=-1), round(pace, 3), max(saved, default=-1))
+    pace = round(fastest(status), 3)
+    return Sample(round(unix_s, 1), max(steps, default=-1), pace, max(saved, default=-1))
 
 
 class StepCurve:

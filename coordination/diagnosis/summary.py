@@ -53,6 +53,16 @@ def show_rate(per_second: float) -> str:
     return f"{per_second:.0f}" if per_second >= 99.5 else f"{per_second:.2g}"
 
 
+def fastest(status: session_pb2.StatusResponse) -> float:
+    """Returns the steps per second of the fastest process of a job, 0 where none makes any."""
+    return max((task.steps_per_second for task in status.tasks), default=0.0)
+
+
+def usually_fastest(status: session_pb2.StatusResponse) -> float:
+    """Returns what the fastest process of a job usually makes, 0 where that is not known yet."""
+    return max((task.usual_steps_per_second for task in status.tasks), default=0.0)
+
+
 def describe_goodput(seconds: Mapping[str, float]) -> str:
     """Returns where the time of a job went, the share of new steps first.
 

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from holdfast.proto import coordination_pb2, session_pb2
 
 from .findings import Finding, stalled_s
-from .summary import counted, show_rate
+from .summary import counted, fastest, show_rate, usually_fastest
 
 HUNG_S = 60.0
 """Without a step for so long a job is hung, though no process stands out."""
@@ -101,10 +101,12 @@ _NO_REACH_ADVICE = (
 _WAITING_ADVICE = (
     "The job starts by itself when there is room. It gives up after --startup-timeout-s."
 )
-_FAILED_ADVICE = (
-    "Mend the cause, and run the same command again: the job goes on from its last saved step."
-)
-_PREEMPTED_ADVICE = "Run the same command again: the job goes on from its last saved step."
+_ADVICE_AT_END = {
+    JobState.FAILED: (
+        "Mend the cause, and run the same command again: the job goes on from its last saved step."
+    ),
+    JobState.PREEMPTED: "Run the same command again: the job goes on from its last saved step.",
+}
 
 
 def judge(
@@ -118,18 +120,12 @@ def judge(
     if by_launcher is JobState.STARTING and launcher.attempt > 1:
         by_launcher = JobState.RESTARTING
     if by_launcher is not None:
-        return Verdict(by_launcher, launcher.why, _advice_at_end(by_launcher))
+        return Verdict(by_launcher, launcher.why, _ADVICE_AT_END.get(by_launcher, ""))
     if gone and launcher.state and not status.num_processes:
         return Verdict(JobState.STARTING, launcher.why)
     if gone:
         return Verdict(JobState.UNREACHABLE, gone, _NO_REACH_ADVICE)
     return _by_processes(status, findings)
-
-
-def _advice_at_end(state: JobState) -> str:
-    if state is JobState.FAILED:
-        return _FAILED_ADVICE
-    return _PREEMPTED_ADVICE if state is JobState.PREEMPTED else ""
 
 
 def _by_processes(status: session_pb2.StatusResponse, findings: Sequence[Finding]) -> Verdict:
@@ -184,8 +180,8 @@ def _without_findings(status: session_pb2.StatusResponse, *, stepped: bool) -> V
     if not stepped:
         joined = _everybody(count, "has joined", "have joined")
         return Verdict(JobState.STARTING, f"{joined}; no step has been reported yet")
-    pace = max(task.steps_per_second for task in status.tasks)
-    usual = max(task.usual_steps_per_second for task in status.tasks)
+    pace = fastest(status)
+    usual = usually_fastest(status)
     if 0 < pace < _SLOW_SHARE * usual:
         text = f"{show_rate(pace)} steps/s; it made {show_rate(usual)} at best"
         return Verdict(JobState.SLOW, text, "Look what has changed since: input, hosts, network.")

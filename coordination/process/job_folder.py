@@ -124,9 +124,7 @@ class JobFolder:
 
     def publish(self, job: RunningJob) -> None:
         """Writes what `job` returns, from when on `holdfast status` finds it."""
-        whole = self.path / ".job"
-        whole.write_text(json.dumps(asdict(job)))
-        whole.replace(self.path / "job")
+        _write(self.path / "job", job)
 
     def job(self) -> RunningJob | None:
         """Returns what was published, None where nothing was."""
@@ -205,10 +203,14 @@ class LaunchedJob:
         for left in parent.glob(f"{_LAUNCHED}*"):
             if _read_launched(left) is None:
                 left.unlink(missing_ok=True)
-        path = parent / f"{_LAUNCHED}{digest_of(self.job_id)}-{self.pid}"
-        whole = parent / f".{path.name}"
-        whole.write_text(json.dumps(asdict(self)))
-        whole.replace(path)
+        _write(parent / f"{_LAUNCHED}{digest_of(self.job_id)}-{self.pid}", self)
+
+
+def _write(path: Path, job: RunningJob | LaunchedJob) -> None:
+    """Writes a file of JSON, which is whole from the first look on."""
+    whole = path.with_name(f".{path.name}")
+    whole.write_text(json.dumps(asdict(job)))
+    whole.replace(path)
 
 
 def digest_of(job_id: str) -> str:

@@ -169,7 +169,6 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, channel: grpc.aio.Channel, upstream: Upstream) -> None:
         self._channel = channel
         self._upstream = upstream
-        self._metadata = upstream.metadata
         self._incarnations: set[int] = set()  # those that registered here
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
@@ -205,7 +204,7 @@ class _Forwarder(grpc.GenericRpcHandler):  # type: ignore[misc]
         if path not in FOR_ALL:
             await self._check_unary(path, body, context)
         call = self._channel.unary_unary(path)(
-            body, timeout=context.time_remaining(), metadata=self._metadata
+            body, timeout=context.time_remaining(), metadata=self._upstream.metadata
         )
         try:
             return bytes(await call)

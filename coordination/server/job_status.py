@@ -7,12 +7,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from typing import Any
 
 from holdfast.proto import session_pb2
 
 from ..core.barriers import Barrier
 from ..core.machine import Machine
-from ..core.status import TaskProgress
 from ..core.task_table import Task, TaskState
 from ..limits import HEARTBEATS_PER_TIMEOUT
 
@@ -21,9 +21,11 @@ _MAX_PREFIXES = 50
 _STACKS_PREFIX = "holdfast/stacks/"
 
 
-def status_of(machine: Machine, now: float, since: float = -math.inf) -> session_pb2.StatusResponse:
+def status_of(
+    machine: Machine, now: float, since: float = -math.inf, **beside: Any
+) -> session_pb2.StatusResponse:
     """Returns the state of the whole job at `now`; of its tasks those of which something has come,
-    or that have changed, since a time.
+    or that have changed, since a time. What the machine does not know stands `beside`.
     """
     config = machine.config
     waiting_calls = machine.waiting_calls()
@@ -49,6 +51,7 @@ def status_of(machine: Machine, now: float, since: float = -math.inf) -> session
         survivable=config.survivable,
         heartbeat_interval_s=config.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT,
         partial=since > -math.inf,
+        **beside,
     )
     if leaving := machine.shutdown_barrier:
         missing = sorted(machine.task_table.everyone - leaving.keys())
@@ -111,24 +114,12 @@ def _task(task: Task, now: float, waiting_calls: int) -> session_pb2.TaskStatus:
         error=task.error.message if task.error else "",
         has_session=task.attached,
         has_agent=task.agent != 0,
-        progress=progress_message(task.progress),
+        progress=task.progress,
         step_age_s=-1.0 if task.steps.moved_at is None else now - task.steps.moved_at,
         # Who is gone makes no steps, however fast it was.
         steps_per_second=task.steps.per_second(now) if task.state is TaskState.CONNECTED else 0.0,
         usual_steps_per_second=task.steps.usual_per_second(now),
         waiting_calls=waiting_calls,
-    )
-
-
-def progress_message(progress: TaskProgress) -> session_pb2.ReportRequest:
-    """Returns what a process last reported of itself."""
-    return session_pb2.ReportRequest(
-        step=progress.step,
-        saved_step=progress.saved_step,
-        values=progress.values,
-        trouble=progress.trouble,
-        root=progress.root,
-        asks_preemption=progress.asks_preemption,  # type: ignore[arg-type]
     )
 
 

@@ -30,7 +30,7 @@ from ..limits import Config
 
 log = logging.getLogger("holdfast.coordination")
 
-FORMAT = "holdfast/journal/3"
+FORMAT = "holdfast/journal/4"
 
 _RETRY_S = 5.0  # between two attempts to write a new journal
 

@@ -7,7 +7,6 @@ import contextlib
 import gc
 import json
 import logging
-import logging.handlers
 import math
 import os
 import resource
@@ -19,20 +18,22 @@ import socket
 import sys
 import time
 from dataclasses import dataclass, replace
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..address import UNIX, join_address
+from ..address import UNIX, is_loopback, join_address
 from ..core.machine import Machine
-from ..credentials import require_together
+from ..credentials import read_token, require_together
+from ..errors import CoordinationError
 from ..limits import Config, Limits, NumberRange
 from .journal import JournalError, SqliteJournal
 from .listening import Listening, Tls
 from .metrics import MetricsServer
 from .service import Service
-from .transport import Transport
+from .transport import OWN_FILES, Transport
 
 log = logging.getLogger("holdfast.coordination")
 
@@ -40,9 +41,16 @@ _SHUT_DOWN_GRACE_S = 1.0
 _LOG_BYTES = 16 << 20
 _OLD_LOGS = 3
 _MIN_TOKEN_CHARACTERS = 16
-_OWN_FILES = 64  # the coordinator's own, with some to spare
 _FILES_EACH = 4  # a Session, and three of jax's agent
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def _seconds(
+    name: str, default: float, help: str, *, least: float = 0, below: float | None = None
+) -> Any:
+    """Returns the option of a time in seconds."""
+    kind = NumberRange(least, below, max_open=below is not None)
+    return click.option(name, type=kind, default=default, show_default=True, help=help)
 
 
 @dataclass(frozen=True)
@@ -107,41 +115,21 @@ class Options:
     is_flag=True,
     help="jaxlib's clients live through a restart of this coordinator; they hear of errors later.",
 )
-@click.option(
+@_seconds(
     "--heartbeat-timeout-s",
-    type=NumberRange(0.1, math.inf, max_open=True),
-    default=100.0,
-    show_default=True,
-    help="Silence after which a process is lost.",
+    100.0,
+    "Silence after which a process is lost.",
+    least=0.1,
+    below=math.inf,
 )
-@click.option(
+@_seconds(
     "--reconnect-grace-s",
-    type=NumberRange(0),
-    default=5.0,
-    show_default=True,
-    help="A process whose side closed its connection without a goodbye is lost after that.",
+    5.0,
+    "A process whose side closed its connection without a goodbye is lost after that.",
 )
-@click.option(
-    "--shutdown-timeout-s",
-    type=NumberRange(0.1),
-    default=300.0,
-    show_default=True,
-    help="Wait of the first to shut down for the rest.",
-)
-@click.option(
-    "--linger-s",
-    type=NumberRange(0),
-    default=60.0,
-    show_default=True,
-    help="Ends when all have been dead so long; 0: never.",
-)
-@click.option(
-    "--startup-timeout-s",
-    type=NumberRange(0),
-    default=3_600.0,
-    show_default=True,
-    help="Ends when nobody came; 0: never.",
-)
+@_seconds("--shutdown-timeout-s", 300.0, "Wait of the first to shut down for the rest.", least=0.1)
+@_seconds("--linger-s", 60.0, "Ends when all have been dead so long; 0: never.")
+@_seconds("--startup-timeout-s", 3_600.0, "Ends when nobody came; 0: never.")
 @click.option(
     "--end-with-input",
     is_flag=True,
@@ -208,7 +196,10 @@ def _tls(certificate: Path | None, key: Path | None, authority: Path | None) -> 
 def _token(file: Path | None) -> str | None:
     if file is None:
         return None
-    token = file.read_text().strip()
+    try:
+        token = read_token(file)
+    except CoordinationError as error:
+        raise click.UsageError(error.message) from None
     if len(token) < _MIN_TOKEN_CHARACTERS:
         raise click.UsageError(
             f"--token-file {file}: expected at least {_MIN_TOKEN_CHARACTERS} characters, found"
@@ -274,6 +265,7 @@ def serve(
     so that whoever started it can tell.
     """
     doubt = _allow_connections(config.num_tasks)
+    log_file = None if options.log_file is None else _open_log(options.log_file)
     journal = None if options.journal is None else SqliteJournal(options.journal, time.monotonic)
     listening = Listening(join_address(options.host, options.port), tls, token)
     machine = _machine(config, journal)
@@ -284,17 +276,16 @@ def serve(
     stop = _StopCondition(service, options)
     _warn_if_open(options.host, listening)
     if options.metrics_port is not None:
-        service.publish_status()
-        host = options.metrics_host
-        metrics = MetricsServer(service.published_status, options.metrics_port, host)
-        url = f"http://{join_address(host, metrics.port)}/metrics"
-        print(f"metrics at {url}", file=sys.stderr, flush=True)
+        _serve_metrics(service, options.metrics_host, options.metrics_port)
     with contextlib.ExitStack() as at_end:
         transport = Transport(service, listening)
         port = transport.bind()
 
         def announce() -> None:
-            _announce(options, journal, at_end, port)
+            address = _announce(options, journal, at_end, port)
+            if log_file is not None:
+                _log_to(log_file)
+            log.info("serves at %s, process %d", address, os.getpid())
             gc.freeze()  # what stands now stays: the collector need not visit it again
             gc.set_threshold(50_000, 20, 20)
 
@@ -303,6 +294,13 @@ def serve(
     if stop.signal is not None:
         signal.signal(stop.signal, signal.SIG_DFL)
         os.kill(os.getpid(), stop.signal)
+
+
+def _serve_metrics(service: Service, host: str, port: int) -> None:
+    service.publish_status()
+    metrics = MetricsServer(service.published_status, port, host)
+    url = f"http://{join_address(host, metrics.port)}/metrics"
+    print(f"metrics at {url}", file=sys.stderr, flush=True)
 
 
 def _machine(config: Config, journal: SqliteJournal | None) -> Machine:
@@ -328,13 +326,13 @@ def _allow_connections(num_tasks: int) -> str:
         return ""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     cure = "raise the hard limit (ulimit -Hn, or LimitNOFILE= of systemd)"
-    if allowed < num_tasks + _OWN_FILES:
+    if allowed < num_tasks + OWN_FILES:
         raise OSError(
-            f"a coordinator of {num_tasks} processes opens {num_tasks + _OWN_FILES} files, one for"
+            f"a coordinator of {num_tasks} processes opens {num_tasks + OWN_FILES} files, one for"
             f" each process among them; it may open {allowed}: {cure}"
         )
     # A quarter is for guests.
-    wanted = (_FILES_EACH * num_tasks + _OWN_FILES) * 4 // 3
+    wanted = (_FILES_EACH * num_tasks + OWN_FILES) * 4 // 3
     if allowed < wanted:
         return (
             f"{num_tasks} processes with jax's agents need {wanted} open files, {_FILES_EACH} for"
@@ -344,8 +342,7 @@ def _allow_connections(num_tasks: int) -> str:
 
 
 def _warn_if_open(host: str, listening: Listening) -> None:
-    loopback = ("127.0.0.1", "localhost", "::1", "[::1]")
-    if listening.tls is not None or host.startswith(UNIX) or host in loopback:
+    if listening.tls is not None or host.startswith(UNIX) or is_loopback(host):
         return
     if listening.token is None:
         text = (
@@ -363,9 +360,9 @@ def _warn_if_open(host: str, listening: Listening) -> None:
 
 def _announce(
     options: Options, journal: SqliteJournal | None, at_end: contextlib.ExitStack, port: int
-) -> None:
+) -> str:
     """Prints the address that others reach the service at, and writes it into the journal's lock.
-    `at_end` removes what is the service's own.
+    `at_end` removes what is the service's own. Returns the address.
     """
     host = options.advertise or options.host
     if host in ("0.0.0.0", "::", "[::]"):
@@ -375,9 +372,7 @@ def _announce(
     if journal is not None:
         journal.announce(address)
     print(f"coordinator at {address}", flush=True)
-    if options.log_file is not None:
-        _log_to(options.log_file)
-    log.info("serves at %s, process %d", address, os.getpid())
+    return address
 
 
 def _remove_own(options: Options, address: str) -> None:
@@ -390,16 +385,19 @@ def _remove_own(options: Options, address: str) -> None:
         shutil.rmtree(options.own_folder, ignore_errors=True)
 
 
-def _log_to(path: str) -> None:
-    """Logs to a file, which is rotated; what else goes to stderr, such as the last words of a
-    crash, goes there too.
+def _open_log(path: str) -> RotatingFileHandler:
+    """Opens the log, which is rotated. Before anybody is served: OSError where it cannot be."""
+    return RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_OLD_LOGS)
+
+
+def _log_to(file: RotatingFileHandler) -> None:
+    """Logs to a file; what else goes to stderr, such as the last words of a crash, goes there
+    too.
     """
-    handler = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_OLD_LOGS)
     logging.basicConfig(
-        handlers=[handler],
+        handlers=[file],
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(message)s",
         force=True,
     )
-    assert handler.stream is not None
-    os.dup2(handler.stream.fileno(), 2)
+    os.dup2(file.stream.fileno(), 2)

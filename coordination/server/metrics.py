@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Self
 
 from holdfast.proto import coordination_pb2, session_pb2
@@ -88,16 +89,16 @@ _GAUGES: Sequence[tuple[str, str, Callable[[_Job], float]]] = (
         lambda status: sum(bool(task.progress.trouble) for task in status.tasks),
     ),
     ("processes_missing", "Processes that others wait for at a barrier", _missing),
-    ("attempt", "Which start of the job this is", lambda status: status.attempt),
-    ("keys", "Keys held", lambda status: status.keys),
-    ("key_bytes", "Bytes of keys and values", lambda status: status.key_bytes),
+    ("attempt", "Which start of the job this is", attrgetter("attempt")),
+    ("keys", "Keys held", attrgetter("keys")),
+    ("key_bytes", "Bytes of keys and values", attrgetter("key_bytes")),
     ("barriers_open", "Barriers that processes wait at", lambda status: len(status.barriers)),
-    ("up_seconds", "For how long the service is up", lambda status: status.up_s),
+    ("up_seconds", "For how long the service is up", attrgetter("up_s")),
 )
 _COUNTERS: Sequence[tuple[str, str, Callable[[_Job], float]]] = (
-    ("barriers_passed", "Barriers passed", lambda status: status.barriers_passed),
-    ("barriers_failed", "Barriers failed", lambda status: status.barriers_failed),
-    ("calls", "Calls and frames taken", lambda status: status.calls),
+    ("barriers_passed", "Barriers passed", attrgetter("barriers_passed")),
+    ("barriers_failed", "Barriers failed", attrgetter("barriers_failed")),
+    ("calls", "Calls and frames taken", attrgetter("calls")),
 )
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from google.protobuf.message import Message
+
 from holdfast.proto import distributed_runtime_pb2 as d
 
 from ..core.barriers import Arrival
@@ -111,12 +113,12 @@ def _parse_enumerate(body: bytes) -> Any:
     return d.EnumerateDevicesRequest.FromString(body)
 
 
-def _encode_connect(machine: Machine, call: Call) -> bytes:
+def _encode_connect(machine: Machine, call: Call) -> Message:
     version = machine.devices.versions.get(call.task_id, 1)
-    return d.ConnectResponse(session_id=_session_of(machine, version)).SerializeToString()
+    return d.ConnectResponse(session_id=_session_of(machine, version))
 
 
-def _encode_devices(machine: Machine, call: Call) -> bytes:
+def _encode_devices(machine: Machine, call: Call) -> Message:
     newer = machine.devices.versions.get(call.task_id, 1) >= _RENUMBERED
     response: Any = d.EnumerateDevicesResponse3() if newer else d.EnumerateDevicesResponse()
     for node_id, node, first in call.value:
@@ -127,11 +129,11 @@ def _encode_devices(machine: Machine, call: Call) -> bytes:
             numbered = entry.devices.add()
             numbered.CopyFrom(device)
             numbered.global_device_id = number
-    return bytes(response.SerializeToString())
+    return response
 
 
-def _encode_value(machine: Machine, call: Call) -> bytes:
-    return d.KeyValueGetResponse(found=True, value=call.value[1]).SerializeToString()
+def _encode_value(machine: Machine, call: Call) -> Message:
+    return d.KeyValueGetResponse(found=True, value=call.value[1])
 
 
 def _client(request: Any) -> Claim:

@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import Message
+
 from holdfast.proto import coordination_b_pb2 as b
 from holdfast.proto import coordination_pb2 as a
 from holdfast.proto import session_pb2
@@ -31,15 +34,12 @@ from ..names import (
 _NOBODY: frozenset[int] = frozenset()
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Requested(Call):
     """One call of an rpc."""
 
-    __slots__ = ("request", "rpc")
-
-    def __init__(self, machine: Machine, rpc: Rpc, request: Any = None, **facts: Any) -> None:
-        super().__init__(machine.answers, **facts)
-        self.rpc = rpc
-        self.request = request
+    rpc: Rpc
+    request: Any = None
 
     def run(self, machine: Machine, body: bytes) -> None:
         """Reads the request, and has the machine take the call."""
@@ -47,25 +47,30 @@ class Requested(Call):
         self.rpc.run(machine, self)
 
     def encoded(self, machine: Machine) -> bytes:
-        """Returns the message of what it is answered."""
+        """Returns the message of what it is answered, as bytes."""
         encode = self.rpc.encode
         if not self.rpc.shared:
-            return encode(machine, self)
-        return machine.encodings.of(encode, self.value, lambda: encode(machine, self))
+            return encode(machine, self).SerializeToString()
+        return machine.encodings.of(
+            encode, self.value, lambda: encode(machine, self).SerializeToString()
+        )
 
 
 Run: TypeAlias = Callable[[Machine, Requested], None]
 
 
-def encode_nothing(machine: Machine, call: Call) -> bytes:
-    """Encodes the response of an rpc that returns nothing."""
-    return b""
+_NOTHING = Empty()
 
 
-def encode_bytes(machine: Machine, call: Call) -> bytes:
+def encode_nothing(machine: Machine, call: Call) -> Message:
+    """Returns the response of an rpc that returns nothing."""
+    return _NOTHING
+
+
+def encode_message(machine: Machine, call: Call) -> Message:
     """Returns an answer that is a message already."""
-    encoded: bytes = call.value
-    return encoded
+    message: Message = call.value
+    return message
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ class Rpc:
     """
 
     run: Run
-    encode: Callable[[Machine, Requested], bytes] = encode_nothing
+    encode: Callable[[Machine, Requested], Message] = encode_nothing
     parse: Callable[[bytes], Any] = bytes
     claim: Callable[[Any], Claim] = claim_of
     waits: bool = False
@@ -189,62 +194,61 @@ def report_error(machine: Machine, call: Requested) -> None:
 
 def task_info(task: Task, session: bool) -> a.TaskInfo:
     """Returns a task as a message of profile A."""
-    info = a.TaskInfo(
+    return a.TaskInfo(
         task_id=task.task_id,
         state=int(task.state),  # type: ignore[arg-type]
         incarnation=task.incarnation(session),
+        **_error_of(task, source_task_id=task.task_id),
     )
-    if task.error is not None:
-        payload = a.CoordinationServiceError(
-            is_reported_error=task.error.reported, source_task_id=task.task_id
-        )
-        info.MergeFrom(
-            a.TaskInfo(
-                error_code=int(task.error.code),
-                error_message=task.error.message,
-                error_payload=payload,
-            )
-        )
-    return info
 
 
-def _encode_registered(machine: Machine, call: Call) -> bytes:
-    return a.RegisterTaskResponse(service_incarnation=call.value).SerializeToString()
+def _error_of(task: Task, **source: Any) -> dict[str, Any]:
+    """Returns the fields of a task's error in profiles A and B; `source` names the task there."""
+    if task.error is None:
+        return {}
+    payload = {"is_reported_error": task.error.reported, **source}
+    return {
+        "error_code": int(task.error.code),
+        "error_message": task.error.message,
+        "error_payload": payload,
+    }
 
 
-def _encode_watch(machine: Machine, call: Call) -> bytes:
+def _encode_registered(machine: Machine, call: Call) -> Message:
+    return a.RegisterTaskResponse(service_incarnation=call.value)
+
+
+def _encode_watch(machine: Machine, call: Call) -> Message:
     tasks = [task_info(task, call.session) for task in machine.task_table.tasks]
-    return a.WatchTasksResponse(
-        task_state=tasks, version_number=machine.task_table.version
-    ).SerializeToString()
+    return a.WatchTasksResponse(task_state=tasks, version_number=machine.task_table.version)
 
 
-def _encode_kv(machine: Machine, call: Call) -> bytes:
+def _encode_kv(machine: Machine, call: Call) -> Message:
     key, value = call.value
-    return a.GetKeyValueResponse(kv=a.KeyValueEntry(key=key, value=value)).SerializeToString()
+    return a.GetKeyValueResponse(kv=a.KeyValueEntry(key=key, value=value))
 
 
-def _encode_dir(machine: Machine, call: Call) -> bytes:
+def _encode_dir(machine: Machine, call: Call) -> Message:
     return a.GetKeyValueDirResponse(
         kv=[a.KeyValueEntry(key=key, value=held) for key, held in call.value]
-    ).SerializeToString()
+    )
 
 
-def _encode_barrier(machine: Machine, call: Call) -> bytes:
-    return a.BarrierResponse(counter=call.value).SerializeToString()
+def _encode_barrier(machine: Machine, call: Call) -> Message:
+    return a.BarrierResponse(counter=call.value)
 
 
-def _encode_alive(machine: Machine, call: Call) -> bytes:
+def _encode_alive(machine: Machine, call: Call) -> Message:
     if call.session:
         lives = [0] * len(machine.task_table)
         for each in call.value:
             lives[each.task_id] = each.life
         packed = session_pb2.Lives(lives=lives).SerializeToString()
-        return session_pb2.LivingTasks(packed=zlib.compress(packed)).SerializeToString()
+        return session_pb2.LivingTasks(packed=zlib.compress(packed))
     return a.GetAliveTasksResponse(
         alive_task_ids=[each.task_id for each in call.value],
         incarnations=[each.agent for each in call.value],
-    ).SerializeToString()
+    )
 
 
 _KEY_RPCS = {
@@ -298,44 +302,34 @@ def _task_b(task_id: int) -> b.CoordinatedTask:
 
 
 def _info_b(task: Task) -> b.CoordinatedTaskStateInfo:
-    info = b.CoordinatedTaskStateInfo(
+    return b.CoordinatedTaskStateInfo(
         task=_task_b(task.task_id),
         state=int(task.state),  # type: ignore[arg-type]
         incarnation=task.incarnation(session=False),
+        **_error_of(task, source_task=_task_b(task.task_id)),
     )
-    if task.error is not None:
-        info.error_code = int(task.error.code)
-        info.error_message = task.error.message
-        info.error_payload.CopyFrom(
-            b.CoordinationServiceError(
-                is_reported_error=task.error.reported, source_task=_task_b(task.task_id)
-            )
-        )
-    return info
 
 
-def _encode_registered_b(machine: Machine, call: Call) -> bytes:
-    return b.RegisterTaskResponse(leader_incarnation=call.value).SerializeToString()
+def _encode_registered_b(machine: Machine, call: Call) -> Message:
+    return b.RegisterTaskResponse(leader_incarnation=call.value)
 
 
-def _encode_watch_b(machine: Machine, call: Call) -> bytes:
+def _encode_watch_b(machine: Machine, call: Call) -> Message:
     tasks = [_info_b(task) for task in machine.task_table.tasks]
-    return b.WatchJobStateResponse(
-        task_state=tasks, version_number=machine.task_table.version
-    ).SerializeToString()
+    return b.WatchJobStateResponse(task_state=tasks, version_number=machine.task_table.version)
 
 
-def _encode_states_b(machine: Machine, call: Call) -> bytes:
+def _encode_states_b(machine: Machine, call: Call) -> Message:
     return b.GetTaskStateResponse(
         task_state=[_info_b(machine.task_table.tasks[task_id]) for task_id in call.value]
-    ).SerializeToString()
+    )
 
 
-def _encode_alive_b(machine: Machine, call: Call) -> bytes:
+def _encode_alive_b(machine: Machine, call: Call) -> Message:
     return b.GetAliveTasksResponse(
         alive_tasks=[_task_b(each.task_id) for each in call.value],
         incarnations=[each.agent for each in call.value],
-    ).SerializeToString()
+    )
 
 
 RPCS_B = profile(

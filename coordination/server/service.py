@@ -13,6 +13,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -41,7 +42,7 @@ from .admission import TaskOwners
 from .defects import Defects
 from .job_status import events_of, status_of
 from .profile_d import RPCS_D
-from .profiles import RPCS, Requested, Rpc, encode_bytes, message_of, status_details
+from .profiles import RPCS, Requested, Rpc, encode_message, message_of, status_details
 from .sessions import ResponseWriter, SessionStream, SessionStreams
 
 log = logging.getLogger("holdfast.coordination")
@@ -52,21 +53,11 @@ _MOST_NAMED = 64  # processes of one of them
 _LAUNCHER_TEXTS = ("state", "why", "waiting_for", "command", "folder")
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class UnaryCall(Requested):
     """A unary call; transports keep it to drop it when its client goes away."""
 
-    __slots__ = ("writer",)
-
-    def __init__(self, writer: ResponseWriter, *what: Any, **facts: Any) -> None:
-        super().__init__(*what, **facts)
-        self.writer = writer
-
-    @property
-    def suspicious(self) -> bool:
-        """Returns whether a client that goes away has most likely died: an agent that waits for as
-        long as it takes.
-        """
-        return self.rpc.kept and not self.writer.timed
+    writer: ResponseWriter
 
     def answer(self, machine: Machine) -> None:
         """Sends its answer."""
@@ -120,11 +111,16 @@ class Service:
         """Returns the calls of launchers and of those who look. To end something takes the key of a
         process.
         """
-        anybody = partial(Rpc, encode=encode_bytes, claim=lambda request: Claim(None))
+        anybody = partial(Rpc, claim=lambda request: Claim(None))
         return {
-            STATUS: anybody(self._answer_status, parse=session_pb2.StatusRequest.FromString),
+            STATUS: anybody(
+                self._answer_status, encode_message, parse=session_pb2.StatusRequest.FromString
+            ),
             STACKS: anybody(
-                self.sessions.ask_stacks, parse=session_pb2.StacksRequest.FromString, waits=True
+                self.sessions.ask_stacks,
+                encode_message,
+                parse=session_pb2.StacksRequest.FromString,
+                waits=True,
             ),
             REPORT_EVENT: anybody(
                 self._report_event, parse=session_pb2.ReportEventRequest.FromString
@@ -183,14 +179,14 @@ class Service:
             incarnation = incarnation or task.agent  # profiles B and D do not say it
             life = machine.task_table.life_of(task_id, incarnation)
         call = UnaryCall(
-            writer,
-            machine,
-            rpc,
-            request,
-            task_id=task_id,
-            came=now,
+            machine.answers,
+            task_id,
+            now,
             incarnation=incarnation,
             life=life,
+            rpc=rpc,
+            request=request,
+            writer=writer,
         )
         if task is None and task_id != NOBODY and not rpc.registers:
             call.fail(machine.task_table.no_such_task(task_id))
@@ -227,7 +223,7 @@ class Service:
         if request.with_events:
             wall_offset_s = time.time() - call.came
             status.events.extend(events_of(machine, request.events_after, wall_offset_s))
-        call.succeed(status.SerializeToString())
+        call.succeed(status)
 
     def _report_event(self, machine: Machine, call: Requested) -> None:
         """Takes a line of a launcher's history."""
@@ -237,7 +233,7 @@ class Service:
             at = min(at, request.unix_s - (time.time() - at))
         most = self.config.limits.error_bytes
         machine.events.note(clip(request.kind, 32), clip(request.text, most), at)
-        call.succeed(b"")
+        call.succeed()
 
     def _report_launcher(self, machine: Machine, call: Requested) -> None:
         """Takes what a launcher knows of the job, and its account of so many parts at most."""
@@ -252,23 +248,22 @@ class Service:
             attempt.MergeFrom(session_pb2.Attempt(why=clip(attempt.why, most)))
             del attempt.replaced[_MOST_NAMED:]
         self._launcher = launcher
-        call.succeed(b"")
+        call.succeed()
 
     def status(self, since: float = -math.inf) -> session_pb2.StatusResponse:
         """Returns what `holdfast status` shows; the tasks that have changed since a time."""
-        status = status_of(self.machine, self._clock(), since)
-        own = session_pb2.StatusResponse(
+        return status_of(
+            self.machine,
+            self._clock(),
+            since,
             calls=self.calls,
             service_life=self._life,
             journal="" if self._journal is None else self._journal.state,
             defects=self._defects.sentences,
             goodput_s=self._goodput_s,
             turned_away=self._turned_away,
+            launcher=self._launcher if self._launcher.state else None,
         )
-        status.MergeFrom(own)
-        if self._launcher.state:
-            status.launcher.CopyFrom(self._launcher)
-        return status
 
     def note_turned_away(self, count: int) -> None:
         """Takes how many connections the port has closed that had not said whose they are."""
@@ -286,9 +281,10 @@ class Service:
         """
         if call.rpc.waits:
             call.drop()
-        if not call.suspicious:
+        if not call.rpc.kept or call.writer.timed:
             return
-        # An agent beside a Session says nothing of the task, nor does one of a former life.
+        # An agent that waits for as long as it takes has most likely died. One beside a Session
+        # says nothing of the task, nor does one of a former life.
         task = self.machine.task_table.get(call.task_id)
         if task is not None and not task.session and task.agent == call.incarnation:
             self.machine.suspect(task.task_id, self._clock())

@@ -7,28 +7,30 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from holdfast.proto import coordination_pb2, session_pb2
+from holdfast.proto import session_pb2
 
 from ..core.calls import Call, Line
 from ..core.machine import Machine
 from ..core.status import Code, Missing, Status, clip
-from ..core.task_table import ParticipantsError, Task, TaskTable
+from ..core.task_table import ParticipantsError, TaskTable
 from ..limits import Config, Limits
 from ..names import MISSING_TYPE, REPORT_AGAIN
 from ..task_bits import bytes_of
 from .admission import TaskOwners
 from .defects import Defects
-from .job_status import left_stacks, progress_message
+from .job_status import left_stacks
 from .profiles import (
     RPCS_A,
     Requested,
     Rpc,
     message_of,
     payloads,
+    profile,
     report_error,
     task_info,
 )
@@ -46,7 +48,6 @@ few changes, not as a hundred.
 """
 _MOST_LISTED = 64  # tasks of a delta that is not deflated
 _STACKS_TIMEOUT_S = 20.0
-_NOBODY: frozenset[int] = frozenset()
 
 
 class SessionStream(Protocol):
@@ -91,6 +92,7 @@ class Session:
     stream: SessionStream
     task_id: int
     incarnation: int
+    life: int  # version of the task table when it began
     version: int = -1
     query: int = 0  # the number of the last Ask that was sent
     second: float = 0.0
@@ -122,37 +124,12 @@ class Session:
         self.stream.write(b"", frame)
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class SessionCall(Requested):
     """One request of a Session."""
 
-    __slots__ = ("owner", "reply_to")
-
-    def __init__(
-        self,
-        owner: Session,
-        request: session_pb2.Request,
-        machine: Machine,
-        rpc: Rpc,
-        now: float,
-    ) -> None:
-        timeout_ms = request.timeout_ms
-        # Past Requested's own, which takes any fields: this is done for each call.
-        Call.__init__(
-            self,
-            machine.answers,
-            owner.task_id,
-            now,
-            incarnation=owner.incarnation,
-            life=machine.task_table.life_of(owner.task_id, owner.incarnation),
-            session=True,
-            deadline=now + timeout_ms / 1000 if timeout_ms > 0 else math.inf,
-            depends_on=frozenset(request.needs) if request.needs else _NOBODY,
-            number=request.number,
-            participants=request.participants,
-        )
-        self.rpc = rpc
-        self.owner = owner
-        self.reply_to = request.id
+    owner: Session
+    reply_to: int
 
     def answer(self, machine: Machine) -> None:
         """Sends its answer as a frame."""
@@ -176,10 +153,10 @@ class SessionCall(Requested):
             rest = machine.encodings.of(
                 (encode, _frame),
                 self.value,
-                lambda: _frame(session_pb2.Reply(body=encode(machine, self))),
+                lambda: _frame(session_pb2.Reply(body=encode(machine, self).SerializeToString())),
             )
         else:
-            reply.body = self.rpc.encode(machine, self)
+            reply.body = self.rpc.encode(machine, self).SerializeToString()
         stream.write(out.SerializeToString(), rest)
 
 
@@ -195,78 +172,67 @@ def _failure(status: Status) -> bytes:
     for name, payload in payloads(status).items():
         reply.payloads[name] = payload
     if status.missing:
-        reply.payloads[MISSING_TYPE] = _missing_payload(status)
+        missing = session_pb2.Missing(
+            tasks=map(_missing_task, status.missing),
+            everyone=zlib.compress(bytes_of(status.absent)) if status.absent else b"",
+        )
+        reply.payloads[MISSING_TYPE] = missing.SerializeToString()
     return _frame(reply)
 
 
-def _missing_payload(status: Status) -> bytes:
-    message = session_pb2.Missing(tasks=map(_missing_task, status.missing))
-    if status.absent:
-        message.everyone = zlib.compress(bytes_of(status.absent))
-    return message.SerializeToString()
-
-
-def _root(root: session_pb2.CheckpointRoot, config: Config) -> dict[str, Any]:
-    """Returns the fields of a root, within their bounds."""
+def _cut_report(report: session_pb2.ReportRequest, config: Config) -> None:
+    """Cuts a report to its bounds: what no field holds, and what is too much."""
     limits = config.limits
-    return {
-        "path": clip(root.path, limits.root_path_bytes),
-        "num_steps": root.num_steps,
-        "steps": [_root_step(step, config) for step in root.steps[-limits.root_steps :]],
-    }
+    report.DiscardUnknownFields()
+    if report.trouble:
+        cut = clip(report.trouble, limits.error_bytes)
+        report.MergeFrom(session_pb2.ReportRequest(trouble=cut))
+    if report.HasField("root"):
+        root = report.root
+        root.MergeFrom(session_pb2.CheckpointRoot(path=clip(root.path, limits.root_path_bytes)))
+        del root.steps[: -limits.root_steps]
+        for step in root.steps:
+            _cut_step(step, config)
 
 
-def _root_step(step: session_pb2.CheckpointStep, config: Config) -> dict[str, Any]:
-    """Returns the fields of a step as dicts and lists: a container of protobuf can neither be
-    copied nor written as JSON.
-    """
+def _cut_step(step: session_pb2.CheckpointStep, config: Config) -> None:
     limits = config.limits
-    fields = {field.name: value for field, value in step.ListFields()}
-    fields["copies"] = [
-        {"processes": list(each.processes[: limits.root_copies])}
-        for each in step.copies[: config.num_tasks]
-    ]
+    del step.copies[config.num_tasks :]
+    for each in step.copies:
+        del each.processes[limits.root_copies :]
     names = sorted(step.metrics)[: limits.root_metrics]
-    fields["metrics"] = {clip(name, limits.metric_bytes): step.metrics[name] for name in names}
-    best = step.best[: limits.root_metrics]
-    fields["best"] = [clip(name, limits.metric_bytes) for name in best]
-    return fields
+    metrics = {clip(name, limits.metric_bytes): step.metrics[name] for name in names}
+    step.metrics.clear()
+    step.metrics.update(metrics)
+    step.best[:] = [clip(name, limits.metric_bytes) for name in step.best[: limits.root_metrics]]
 
 
 def _missing_task(missing: Missing) -> session_pb2.MissingTask:
-    message = session_pb2.MissingTask(
+    return session_pb2.MissingTask(
         task_id=missing.task_id,
         host=missing.host,
         silent_s=-1.0 if missing.silent_s is None else missing.silent_s,
         lost=missing.lost,
+        progress=missing.progress,
     )
-    if missing.progress is not None:
-        # without what may be large, and no sentence shows
-        shown = replace(missing.progress, root=None, values={})
-        message.progress.CopyFrom(progress_message(shown))
-    return message
 
 
 def _report(machine: Machine, call: Requested, again: bool = False) -> None:
-    report = call.request
-    given: dict[str, Any] = {field.name: value for field, value in report.ListFields()}
-    if "root" in given:
-        given["root"] = _root(report.root, machine.config)
-    machine.report(call, again=again, **given)
-
-
-def _report_again(machine: Machine, call: Requested) -> None:
-    _report(machine, call, again=True)
+    _cut_report(call.request, machine.config)
+    machine.report(call, call.request, again=again)
 
 
 def _set_keys(machine: Machine, call: Requested) -> None:
     machine.keys.set_many(call, [(entry.key, entry.value) for entry in call.request.entries])
 
 
-def _stacks(stacks: bytes) -> bytes:
-    return session_pb2.StacksResponse(stacks=stacks).SerializeToString()
-
-
+_NOBODY: frozenset[int] = frozenset()  # made of no needs it would take longer than the call
+_OWN_RPCS = profile(
+    session_pb2,
+    {"Report": Rpc(_report), "ReportError": Rpc(report_error), "SetKeys": Rpc(_set_keys)},
+)
+_AGAIN = {REPORT_AGAIN: replace(_OWN_RPCS["Report"], run=partial(_report, again=True))}
+_RPCS = RPCS_A | _OWN_RPCS | _AGAIN
 _UNKNOWN = Rpc(lambda machine, call: None)
 
 
@@ -289,12 +255,6 @@ class SessionStreams:
         owners: TaskOwners | None = None,
     ) -> None:
         self._machine = machine
-        self._rpcs = RPCS_A | {
-            "Report": Rpc(_report, parse=session_pb2.ReportRequest.FromString),
-            REPORT_AGAIN: Rpc(_report_again, parse=session_pb2.ReportRequest.FromString),
-            "ReportError": Rpc(report_error, parse=session_pb2.ReportErrorRequest.FromString),
-            "SetKeys": Rpc(_set_keys, parse=session_pb2.SetKeysRequest.FromString),
-        }
         self._defects = defects
         self._owners = owners
         self._sessions: dict[int, Session] = {}
@@ -354,7 +314,8 @@ class SessionStreams:
         if older is not None:
             sentence = f"process {opening.process_id} has opened another Session"
             self.end(older.stream, Code.ABORTED, sentence)
-        session = Session(stream, opening.process_id, opening.incarnation)
+        life = self._machine.task_table.life_of(opening.process_id, opening.incarnation)
+        session = Session(stream, opening.process_id, opening.incarnation, life)
         stream.bind(session)
         self._sessions[session.task_id] = session
         self._latest[session.task_id] = (session.incarnation, opening.number)
@@ -405,8 +366,23 @@ class SessionStreams:
     def _request(self, session: Session, request: session_pb2.Request, now: float) -> None:
         machine = self._machine
         method = request.method
-        rpc = self._rpcs.get(method, _UNKNOWN)
-        call = SessionCall(session, request, machine, rpc, now)
+        rpc = _RPCS.get(method, _UNKNOWN)
+        timeout_ms = request.timeout_ms
+        call = SessionCall(
+            machine.answers,
+            session.task_id,
+            now,
+            incarnation=session.incarnation,
+            life=session.life,
+            session=True,
+            deadline=now + timeout_ms / 1000 if timeout_ms > 0 else math.inf,
+            depends_on=frozenset(request.needs) if request.needs else _NOBODY,
+            number=request.number,
+            participants=request.participants,
+            rpc=rpc,
+            owner=session,
+            reply_to=request.id,
+        )
         too_many = session.count(machine.config.limits, now)
         # Before it runs: an answer that comes at once takes it out again.
         session.calls[request.id] = call
@@ -462,13 +438,14 @@ class SessionStreams:
         query = self._queries.pop(answer.id, None)
         if query is not None:
             left = left_stacks(self._machine, session.task_id)
-            query.askers.succeed(_stacks(b"\n".join(filter(None, (answer.body, left)))))
+            stacks = b"\n".join(filter(None, (answer.body, left)))
+            query.askers.succeed(session_pb2.StacksResponse(stacks=stacks))
 
     def _tell_left(self, askers: Call | Line, task_id: int, status: Status) -> None:
         """Answers with what the process's watchdog has left, an error where that is nothing."""
         left = left_stacks(self._machine, task_id)
         if left:
-            askers.succeed(_stacks(left))
+            askers.succeed(session_pb2.StacksResponse(stacks=left))
         else:
             askers.fail(status)
 
@@ -480,8 +457,6 @@ class SessionStreams:
         """
         if self._machine.task_table.version > self._sent_version:
             self._schedule_delta(now)
-        if not self._machine.fenced:
-            return
         for task_id in self._machine.take_fenced():
             session = self._sessions.get(task_id)
             task_table = self._machine.task_table
@@ -580,7 +555,10 @@ class SessionStreams:
 
 
 def _delta_since(task_table: TaskTable, version: int) -> bytes:
-    tasks = [_task_message(task) for task in task_table.changed_since(version)]
+    tasks = [
+        session_pb2.Task(info=task_info(task, session=True), host=task.host, pid=task.pid)
+        for task in task_table.changed_since(version)
+    ]
     delta = session_pb2.Delta(version=task_table.version)
     if len(tasks) <= _MOST_LISTED:
         delta.tasks.extend(tasks)
@@ -588,8 +566,3 @@ def _delta_since(task_table: TaskTable, version: int) -> bytes:
         packed = session_pb2.Tasks(tasks=tasks).SerializeToString()
         delta.packed = zlib.compress(packed, level=1)
     return session_pb2.ServerFrame(delta=delta).SerializeToString()
-
-
-def _task_message(task: Task) -> session_pb2.Task:
-    info: coordination_pb2.TaskInfo = task_info(task, session=True)
-    return session_pb2.Task(info=info, host=task.host, pid=task.pid)

@@ -31,7 +31,7 @@ _QUIET_S = 0.1
 """Without a frame or a call: then all that had arrived has been read."""
 _END_S = 1.0
 """For the last answers to go out."""
-_OWN_FILES = 64
+OWN_FILES = 64  # the coordinator's own, with some to spare
 _GUESTS = 1_024  # at a time, beside those of the job, which may all come at once
 _LEAST_PASSAGES = 32  # a launcher and those who ask come by them too
 
@@ -106,7 +106,7 @@ class Transport:
             most_guests=most_guests,
             # Each is three descriptors; Sessions have theirs.
             most_passages=max(
-                _LEAST_PASSAGES, (files - most_guests - config.num_tasks - _OWN_FILES) // 3
+                _LEAST_PASSAGES, (files - most_guests - config.num_tasks - OWN_FILES) // 3
             ),
             patience_s=config.limits.idle_connection_s,
             silence_s=silence_s(config),

@@ -67,6 +67,11 @@ def test_too_few_open_files_are_said(count: int, sentence: str) -> None:
         (("-n", "1", "--heartbeat-timeout-s", "inf"), "inf is not in the range 0.1<=x<inf"),
         (("-n", "1", "--token-file", "{short}"), "expected at least 16 characters, found 5"),
         (
+            ("-n", "1", "--token-file", "{bytes}"),
+            "bytes holds no token: expected one line of ASCII",
+        ),
+        (("-n", "1", "--log-file", "/nonexistent/log"), "No such file or directory"),
+        (
             ("-n", "1", "--journal", "/nonexistent/journal"),
             "cannot be opened: No such file or directory",
         ),
@@ -76,10 +81,14 @@ def test_a_wrong_option_is_one_sentence(
     options: tuple[str, ...], sentence: str, tmp_path: Path
 ) -> None:
     """Exit code 1 or 2, and what was expected."""
-    (tmp_path / "short").write_text("short\n")
-    command = coordinator(*(option.format(short=tmp_path / "short") for option in options))
+    files = {"short": b"short\n", "bytes": bytes(range(128, 160))}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    paths = {name: tmp_path / name for name in files}
+    command = coordinator(*(option.format(**paths) for option in options))
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode in (1, 2) and sentence in " ".join(ended.stderr.split())
+    assert not ended.stdout, "whoever reads an address there would take it for one that serves"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_host_and_port_are_split(address: str, parts: tuple[str, int]) -> None:
     assert join_address(*parts) == address
 
 
-@pytest.mark.parametrize("address", ["host", "host:", ":80", "host:http", ""])
+@pytest.mark.parametrize("address", ["host", "host:", ":80", "host:http", "host:65536", ""])
 def test_other_text_is_refused(address: str) -> None:
     """The error names the text."""
     with pytest.raises(ValueError, match=r"expected HOST:PORT"):

@@ -84,6 +84,14 @@ def test_a_file_without_content_is_an_error(tmp_path: Path) -> None:
         Credentials(None, "c", "k", str(tmp_path / "none")).tls()
 
 
+@pytest.mark.parametrize("token", [bytes(range(128, 160)), "a s\u00e9cret".encode(), b"one\ntwo"])
+def test_a_token_that_no_call_can_show_is_an_error(token: bytes, tmp_path: Path) -> None:
+    """Random bytes, letters beyond ASCII and several lines: gRPC sends none of them."""
+    (tmp_path / "token").write_bytes(token)
+    with pytest.raises(CoordinationError, match=r"UNAUTHENTICATED: the token file .* ASCII"):
+        Credentials(str(tmp_path / "token")).metadata()
+
+
 def test_a_key_is_not_printed() -> None:
     """Neither by repr nor by str."""
     credentials = Credentials(key="very secret")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import queue
 import time
 
 import pytest
@@ -34,3 +36,16 @@ def test_a_deadline_is_a_number() -> None:
     """Time is never over at nan."""
     with pytest.raises(ValueError, match="a timeout of nan: expected a number of seconds"):
         Deadline(float("nan"))
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e12])
+def test_a_deadline_may_be_for_ever(timeout_s: float) -> None:
+    """What is left can be waited for, and told on a wire: no wait is refused for its length."""
+    deadline = Deadline(timeout_s)
+    inbox: queue.SimpleQueue[str] = queue.SimpleQueue()
+    inbox.put("came")
+    assert inbox.get(timeout=deadline.remaining_s()) == "came"
+    empty: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with pytest.raises(queue.Empty):
+        empty.get(timeout=min(deadline.remaining_s(), 0.01))
+    assert not deadline.passed() and deadline.remaining_ms() < 2**63

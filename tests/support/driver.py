@@ -14,6 +14,7 @@ from holdfast.coordination.core.machine import Machine
 from holdfast.coordination.core.status import Code, Status
 from holdfast.coordination.core.task_table import Task
 from holdfast.coordination.limits import Config
+from holdfast.proto import session_pb2
 
 
 class CountedLooks(list[Task]):
@@ -78,6 +79,11 @@ class Driver:
         event(call)
         self.settle()
         return call
+
+    def report(self, task_id: int = 0, **fields: Any) -> Call:
+        """Reports of a task's own work."""
+        report = session_pb2.ReportRequest(**fields)
+        return self.make(lambda call: self.machine.report(call, report), task_id)
 
     def value(self, call: Call) -> Any:
         """Returns what a call was answered with; it must have succeeded."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import os
 import pickle
 import signal
@@ -17,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from holdfast.coordination import (
@@ -126,6 +128,17 @@ def test_a_job_whose_last_process_is_late_starts(service: Served, late_timeouts:
     at_once([lambda client=client: client.wait_at_barrier("all", 20_000) for client in clients])  # type: ignore[misc]
     assert [info.state for info in clients[0].process_info()] == ["CONNECTED"] * 2
     at_once([client.shutdown for client in clients])
+
+
+def test_a_client_may_wait_for_ever(service: Served) -> None:
+    """A timeout of infinity, or of a billion seconds and more, is a wait like any other."""
+    endless = Timeouts(init_s=math.inf, shutdown_s=math.inf, rpc_s=math.inf)
+    clients = join(service, timeouts=endless)
+    clients[0].key_value_set("k", "v")
+    assert clients[1].blocking_key_value_get("k", 10**15) == "v"
+    waits = [functools.partial(each.wait_at_barrier, "b", 10**15) for each in clients]
+    assert at_once(waits) == [None, None]
+    assert at_once([each.shutdown for each in clients]) == [None, None]
 
 
 def test_the_heartbeat_timeout_is_the_coordinators(service: Served) -> None:
@@ -353,8 +366,11 @@ def test_a_forgotten_client_warns(service: Served) -> None:
 
 def test_wrong_arguments_are_the_callers_mistake() -> None:
     """ValueError and TypeError, before anything is sent."""
-    with pytest.raises(ValueError, match="host:port"):
-        CoordinationClient("nowhere", 0)
+    for address in ("nowhere", "host:", "host:80a", "host:99999"):
+        with pytest.raises(ValueError, match=f"'{address}': expected HOST:PORT"):
+            CoordinationClient(address, 0)
+    with pytest.raises(ValueError, match="an IPv6 host in brackets"):
+        CoordinationClient("::1:8476", 0)
     with pytest.raises(ValueError, match="process_id must be in"):
         CoordinationClient("127.0.0.1:1", 4, job=JobIdentity(num_processes=4))
     with pytest.raises(ValueError, match="belong together"):
@@ -393,6 +409,16 @@ def test_who_lives_is_asked_for_its_own_time(service: Served) -> None:
     assert late.value.missing == (1,)
     for client in clients:
         client.close()
+
+
+def test_processes_may_be_an_array(service: Served) -> None:
+    """An array that holds process 0 alone is false, and names one process all the same."""
+    clients = join(service)
+    clients[0].wait_at_barrier("alone", 1000, np.array([0]))
+    waits = [functools.partial(each.wait_at_barrier, "b", 9000, np.arange(2)) for each in clients]
+    assert at_once(waits) == [None, None]
+    assert clients[0].get_live_nodes(np.array([0])) == {0: 1}
+    close(clients)
 
 
 def test_a_large_set_of_processes_travels_as_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -366,7 +366,7 @@ def test_who_can_open_no_stream_comes_back_once_it_can(
     ):
         with shortage():
             monkeypatch.setattr(session, "Stream", Tried)
-            client._connection._transport._stream.end()  # type: ignore[union-attr]
+            client._connection._transport._stream.connection.end()  # type: ignore[union-attr]
             for _ in range(3):
                 assert tries.acquire(timeout=20)
         client.key_value_set("back", "1", allow_overwrite=True)

@@ -165,7 +165,7 @@ def test_a_stream_that_breaks_may_be_opened_again(served: Served, joined: Joined
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(joined.get, "never")
         wait_for(joined, served, 1)
-        stream.end()
+        stream.connection.end()
         assert isinstance(waiting.exception(20), TransportError)
     assert joined.broken.wait(20)
     with pytest.raises(TransportError, match="the session is being opened again") as caught:

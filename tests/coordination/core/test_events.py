@@ -38,12 +38,11 @@ def test_a_life_is_told_from_beginning_to_end() -> None:
     out, and who was lost and why.
     """
     driver = Driver(2, recoverable=True)
-    report = driver.machine.report
     for task_id in range(2):
-        driver.make(lambda call: report(call, values={"restored_step": 20.0}), task_id)
+        driver.report(task_id, values={"restored_step": 20.0})
     for task_id in range(2):
-        driver.make(lambda call: report(call, saved_step=30), task_id)
-    driver.make(lambda call: report(call, trouble="step 40 was not saved: full"), 1)
+        driver.report(task_id, saved_step=30)
+    driver.report(1, trouble="step 40 was not saved: full")
     driver.barrier(0, "save", timeout_s=5)
     driver.wait(6, beating=(0, 1))
     driver.wait(12, beating=(0,))
@@ -65,7 +64,7 @@ def test_history_survives_the_coordinator() -> None:
     driver = Driver(1, limits=Limits(events=2))
     rows: dict[tuple[str, str], bytes] = {}
     for step in range(4):
-        driver.make(lambda call, step=step: driver.machine.report(call, saved_step=step))  # type: ignore[misc]
+        driver.report(saved_step=step)
         for row in journal_codec.drain(driver.machine, 1000.0):
             if row.value is None:
                 rows.pop((row.table, row.key), None)

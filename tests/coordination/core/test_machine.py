@@ -81,16 +81,9 @@ def test_reports_add_up_within_bounds() -> None:
     change nothing.
     """
     driver = Driver(1, limits=Limits(report_values=2))
-    report = driver.machine.report
-    assert (
-        driver.code(driver.make(lambda call: report(call, step=3, values={"loss": 0.5}))) is Code.OK
-    )
-    assert (
-        driver.code(
-            driver.make(lambda call: report(call, saved_step=2, values={"lr": 0.1}, trouble="full"))
-        )
-        is Code.OK
-    )
+    assert driver.code(driver.report(step=3, values={"loss": 0.5})) is Code.OK
+    more = driver.report(saved_step=2, values={"lr": 0.1}, trouble="full")
+    assert driver.code(more) is Code.OK
     progress = driver.machine.task_table.tasks[0].progress
     assert (progress.step, progress.saved_step, progress.values, progress.trouble) == (
         3,
@@ -99,9 +92,7 @@ def test_reports_add_up_within_bounds() -> None:
         "full",
     )
     for values in ({"more": 1.0}, {"n" * 101: 1.0}):
-        refused = driver.make(
-            lambda call, values=values: report(call, step=9, saved_step=9, values=values)
-        )  # type: ignore[misc]
+        refused = driver.report(step=9, saved_step=9, values=values)
         assert driver.code(refused) is Code.RESOURCE_EXHAUSTED
     assert progress.step == 3 and len(progress.values) == 2
 

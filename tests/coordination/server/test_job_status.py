@@ -32,7 +32,7 @@ def test_a_status_names_the_waiting_and_the_missing() -> None:
 def test_a_task_is_shown_as_it_reported() -> None:
     """Host, progress, age, and the sentence of its error."""
     driver = Driver(2, recoverable=True)
-    driver.make(lambda call: driver.machine.report(call, step=7, values={"loss": 0.5}))
+    driver.report(step=7, values={"loss": 0.5})
     driver.wait(12, beating=(0,))
     well, lost = status_of(driver.machine, driver.now).tasks
     assert (well.host, well.progress.step, well.progress.values["loss"], well.heartbeat_age_s) == (
@@ -51,7 +51,7 @@ def test_who_is_gone_makes_no_steps() -> None:
     """However fast it was: a rate is of the processes that run."""
     driver = Driver(2, recoverable=True)
     for step in range(5):
-        driver.make(lambda call, at=step: driver.machine.report(call, step=at))
+        driver.report(step=step)
         driver.wait(0.25, beating=(0, 1))
     assert status_of(driver.machine, driver.now).tasks[0].steps_per_second == 4
     driver.machine.report_exit(0, -9, driver.now)
@@ -62,7 +62,7 @@ def test_a_loop_that_stands_early_has_a_pace() -> None:
     """By which its hang is found: four steps in a second, and none for 11 s."""
     driver = Driver(1)
     for step in range(5):
-        driver.make(lambda call, at=step: driver.machine.report(call, step=at))
+        driver.report(step=step)
         driver.wait(0.25, beating=(0,))
     (task,) = status_of(driver.machine, driver.now).tasks
     assert task.usual_steps_per_second == 0

@@ -46,7 +46,7 @@ def asking(driver: Driver, path: str, task_id: int = 0, **facts: Any) -> Request
     facts = {"incarnation": 100, "session": True} | facts
     life = driver.machine.task_table.life_of(task_id, facts["incarnation"])
     return Requested(
-        driver.machine, RPCS[path], task_id=task_id, came=driver.now, life=life, **facts
+        driver.machine.answers, task_id, driver.now, life=life, rpc=RPCS[path], **facts
     )
 
 

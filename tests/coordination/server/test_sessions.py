@@ -64,11 +64,11 @@ class Sessions:
     def ask_stacks(self, asked: int) -> Requested:
         """Asks for the stacks of a process, as whoever looks at the job."""
         call = Requested(
-            self.machine,
-            Rpc(self.sessions.ask_stacks),
-            session_pb2.StacksRequest(task_id=asked),
-            task_id=NOBODY,
-            came=self.now,
+            self.machine.answers,
+            NOBODY,
+            self.now,
+            rpc=Rpc(self.sessions.ask_stacks),
+            request=session_pb2.StacksRequest(task_id=asked),
         )
         self.sessions.ask_stacks(self.machine, call)
         self.flush()
@@ -296,7 +296,8 @@ def test_a_member_answers_for_no_other() -> None:
 
 
 def _stacks(call: Requested) -> bytes:
-    return session_pb2.StacksResponse.FromString(call.value).stacks
+    stacks: bytes = call.value.stacks
+    return stacks
 
 
 def _failed(call: Requested) -> tuple[int, str] | None:

@@ -75,8 +75,8 @@ MUTATIONS = [
     Mutation(
         "an instance follows the one before",
         "barriers:Barriers._next",
-        "self._follow(finished, barrier)",
-        "pass",
+        "**self._left_by(finished),",
+        "",
         ("COMPLETE",),
         bounds=Bounds(2, frozenset({"break"}), 1),
     ),
