@@ -17,10 +17,11 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -43,11 +44,12 @@ _OLD_LOGS = 3
 _MIN_TOKEN_CHARACTERS = 16
 _FILES_EACH = 4  # a Session, and three of jax's agent
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def _seconds(
     name: str, default: float, help: str, *, least: float = 0, below: float | None = None
-) -> Any:
+) -> Callable[[_Command], _Command]:
     """Returns the option of a time in seconds."""
     kind = NumberRange(least, below, max_open=below is not None)
     return click.option(name, type=kind, default=default, show_default=True, help=help)
@@ -400,4 +402,5 @@ def _log_to(file: RotatingFileHandler) -> None:
         format="%(asctime)s %(levelname)s %(message)s",
         force=True,
     )
+    assert file.stream is not None
     os.dup2(file.stream.fileno(), 2)

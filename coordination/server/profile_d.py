@@ -129,7 +129,8 @@ def _encode_devices(machine: Machine, call: Call) -> Message:
             numbered = entry.devices.add()
             numbered.CopyFrom(device)
             numbered.global_device_id = number
-    return response
+    message: Message = response
+    return message
 
 
 def _encode_value(machine: Machine, call: Call) -> Message:
