@@ -37,9 +37,9 @@ MOST: dict[str, dict[str, int]] = {
 # Tokens by room, in thousands. Who has given some back lowers its number; to raise one is a
 # decision, which its commit explains.
 MOST_TOKENS = {
-    "coordination": 72.9,
+    "coordination": 73.0,
     "multihost": 48.2,
-    "checkpoint": 197.6,
+    "checkpoint": 195.4,
     "launch": 52.3,
     "compat": 36.9,
     "web": 8.8,

@@ -335,17 +335,19 @@ class ItemReader:
         Headers come first: from then on the work is bounded by the chunks that are there, whatever
         the record claims.
         """
-        wanted = []
+        wanted = []  # of arrays until then: a list would be an object for each chunk
+        touched: set[int] = set()
         for read in reads:
             if read.nbytes:
                 assert read.leaf.files is not None
                 indices = self._chunk_indices(read)
-                wanted.append((read, indices.tolist(), read.leaf.files[indices].tolist()))
-        self.load_headers({file for _, _, files in wanted for file in files})
+                wanted.append((read, indices, read.leaf.files[indices]))
+                touched.update(wanted[-1][2].tolist())
+        self.load_headers(touched)
         needed: dict[tuple[str, int], ChunkRead] = {}
         by_file: dict[int, list[ChunkRead]] = {}
         for read, indices, files in wanted:
-            for index, file in zip(indices, files, strict=True):
+            for index, file in zip(indices.tolist(), files.tolist(), strict=True):
                 chunk = needed.get((read.leaf.path, index))
                 if chunk is None:
                     chunk = self.chunk_read(read.leaf, index, file)

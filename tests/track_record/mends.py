@@ -76,8 +76,8 @@ MENDS = (
         mended="2026-11-23",
         wrong="Folders of two hosts with equal inode numbers counted as one: steps were lost.",
         file="checkpoint/local_tier/meeting.py",
-        text='folder=f"{machine} {self._make_folder()}"',
-        instead="folder=self._make_folder()",
+        text="next(rank for rank in sharers if peers[rank].machine == own.machine)",
+        instead="sharers[0]",
         found_by="tests/checkpoint/local_tier/test_meeting.py::test_machines_of_one_rack_are_told_apart",
     ),
     Mend(

@@ -66,7 +66,10 @@ def test_a_token_that_is_no_text_is_said(tmp_path: Path) -> None:
     target = CoordinatorAddress("127.0.0.1:1", Credentials(token_file=str(tmp_path / "token")))
     with Feed(lambda: target, published.put):
         for _ in range(2):
-            assert "can't decode byte 0xff" in json.loads(published.get(timeout=30))["gone"]
+            assert (
+                "token holds no token: expected one line of ASCII"
+                in json.loads(published.get(timeout=30))["gone"]
+            )
 
 
 def test_the_diagnosis_comes_by_itself() -> None:

@@ -159,8 +159,9 @@ def program_left(command: list[bytes]) -> int | None:
                 return pid
             if len(words) < len(command) and words and words == command[-len(words) :]:
                 return pid
-            # A fork, or a wrapper, of what runs the same: it may become the program yet.
-            is_undecided |= words[-1:] == command[-1:]
+            # A fork, or a wrapper, of what runs the same: it may become the program yet. One that
+            # is becoming it has no words for a moment.
+            is_undecided |= not words or words[-1:] == command[-1:]
         if not is_undecided or time.monotonic() > deadline:
             return None
         time.sleep(_LOOK_S)
