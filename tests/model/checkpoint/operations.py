@@ -569,7 +569,9 @@ class Reopen:
         for closed in world.ended():
             there = {site.step_name(step) for step in closed.steps}
             strange = names - there - site.foreign_names()
-            if listed == sorted(closed.steps) and (not strange or site.has_failed):
+            # What a copied record named stays where its step is overwritten, until an opening.
+            may_stay = site.has_failed or not site.is_whole
+            if listed == sorted(closed.steps) and (may_stay or not strange):
                 yield closed.opened(site.clock.true_s)
 
 
