@@ -341,8 +341,9 @@ class ItemReader:
             if read.nbytes:
                 assert read.leaf.files is not None
                 indices = self._chunk_indices(read)
-                wanted.append((read, indices, read.leaf.files[indices]))
-                touched.update(wanted[-1][2].tolist())
+                files = read.leaf.files[indices]
+                wanted.append((read, indices, files))
+                touched.update(files.tolist())
         self.load_headers(touched)
         needed: dict[tuple[str, int], ChunkRead] = {}
         by_file: dict[int, list[ChunkRead]] = {}
