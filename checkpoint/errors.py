@@ -208,6 +208,7 @@ def failure_of(error: Exception, step: int, process: int) -> HoldfastError:
     )
 
 
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _PERMISSION = "this process lacks the permission: see its user and the mode of the folders above"
 _LOOK = "look at the disk or the mount, then call it again"
 _ADVICE = {
@@ -215,6 +216,12 @@ _ADVICE = {
     errno.EPERM: _PERMISSION,
     errno.EMFILE: "this process has too many files open: raise its limit (ulimit -n)",
 }
+
+
+def is_shortage(error: BaseException | None) -> bool:
+    """Says whether this process lacked what a look takes: nothing is known of what is there."""
+    is_short = isinstance(error, OSError) and error.errno in _SHORTAGES
+    return is_short or isinstance(error, MemoryError)
 
 
 @contextlib.contextmanager

@@ -210,13 +210,13 @@ class StepCatalog:
     def _is_known_to_exist(self, step: int) -> bool:
         """Says whether a step is there, by one look that does not hold up training for long.
 
-        Where the store does not answer, the commit decides.
+        Where that fails, what this process knows counts, and the commit decides.
         """
         try:
             return self.state.index.exists(step, end_s=time.monotonic() + self._look_s)
         except OSError as error:
             _log.warning("%s: its commit says whether it is there: %s", self.path_of(step), error)
-            return False
+            return step in self.state.index
 
     # --- one step
 

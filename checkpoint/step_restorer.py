@@ -156,7 +156,8 @@ class StepRestorer:
         more = ""
         if left_behind:
             more = f"; it has {sorted(left_behind)}, which were left behind: name one"
-        more = more or why_no_steps(storage) or why_not_read(list(StorePath(storage).names()))
+        with contextlib.suppress(OSError, MemoryError):  # there is none, whatever else is there
+            more = more or why_no_steps(storage) or why_not_read(list(StorePath(storage).names()))
         return StepNotFound(f"there is no step in {where}{more}", path=where)
 
     def _local_key(self, step: int) -> LocalKey | None:

@@ -39,7 +39,7 @@ MOST: dict[str, dict[str, int]] = {
 MOST_TOKENS = {
     "coordination": 73.0,
     "multihost": 48.2,
-    "checkpoint": 195.4,
+    "checkpoint": 195.8,
     "launch": 52.3,
     "compat": 36.9,
     "web": 8.8,

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 from holdfast.multihost import Group
 from holdfast.multihost.instruments import Phase
 
-from ..errors import CheckpointError, NotEnoughMemory, StepNotFound, TreeMismatch, naming_path
+from ..errors import (
+    CheckpointError,
+    NotEnoughMemory,
+    StepNotFound,
+    TreeMismatch,
+    is_shortage,
+    naming_path,
+)
 from ..format.limits import check_items
 from ..memory.need import MemoryNeed, find_shortage
 from .exchange import exchange, first_failed
@@ -55,7 +62,8 @@ def name_items(wanted: Mapping[str, Any]) -> str:
 class RestoreReport(Message):
     """What one process reports: what it restores, of which save, up to where, and its error.
 
-    `is_mistake`: the caller is mistaken, and no other step would do better. `need` is what it needs
+    `is_mistake`: the caller is mistaken, or this process lacks descriptors or memory, and no other
+    step would do better. `need` is what it needs
     of its host's memory, where nothing has been read yet. `shared` is what all others are to hear
     of this process.
     """
@@ -216,13 +224,15 @@ class RestoreAgreement:
         return Verdict(answer.agreed.here(group.index, error), answer.is_mistake), ()
 
     def _is_mistake(self, error: Exception | None) -> bool:
-        """Says whether the caller is mistaken: another tree, more than the host's memory holds, an
-        item that a step which was opened does not have, any error that is not ours.
+        """Says whether no other step would do better: another tree, more than the host's memory
+        holds, an item that a step which was opened does not have, any error that is not ours, and
+        what says nothing of the step.
         """
         if error is None:
             return False
         return (
             isinstance(error, TreeMismatch | NotEnoughMemory)
+            or is_shortage(error.__cause__)
             or not isinstance(error, CheckpointError)
             or (isinstance(error, StepNotFound) and self._is_open)
         )

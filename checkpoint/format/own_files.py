@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -178,7 +179,7 @@ def own_names(folder: Path) -> list[str]:
     Raises ValueError for what is no file, or has a name that no record has.
     """
     names = []
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(_paths_below(folder)):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             raise ValueError(
@@ -199,6 +200,15 @@ def own_names(folder: Path) -> list[str]:
             " them into archives"
         )
     return names
+
+
+def _paths_below(folder: Path) -> Iterator[Path]:
+    def fail(error: OSError) -> None:
+        raise error
+
+    # Path.rglob passes over a folder that it cannot list.
+    for where, folders, files in os.walk(folder, onerror=fail):
+        yield from (Path(where, name) for name in [*folders, *files])
 
 
 def put_files(folder: Path, files: FileContents, where: str) -> None:

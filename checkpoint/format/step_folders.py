@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..errors import CheckpointError, Corrupt, HostileCheckpoint
+from ..errors import CheckpointError, Corrupt, HostileCheckpoint, is_shortage
 from ..storage.base import NameTaken, Readable, Storage
 from ..storage.local import LocalStorage
 from ..storage.path import join
@@ -231,14 +231,14 @@ def _steps_among(folders: Collection[str], names: StepNames) -> dict[int, str]:
 def has_record(storage: Storage, folder: str) -> bool:
     """Returns whether a folder holds a record, readable or not. One small read.
 
-    Raises the OSError of an object store, whose silence says nothing of the record.
+    Raises OSError for what says nothing of the record: an object store's, a lack of descriptors.
     """
     try:
         head = read_head(storage, join(folder, RECORD_NAME), len(TOMBSTONE))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
-    except (CheckpointError, OSError):
-        if storage.posix is None:
+    except (CheckpointError, OSError) as error:
+        if storage.posix is None or is_shortage(error):
             raise
         return True  # opening the step says what is wrong with its record
     return head != TOMBSTONE

@@ -21,13 +21,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, is_shortage
 from ..storage import base
 from ..storage.local import (
     LocalStorage,
     create_file,
     in_folder,
     make_folders,
+    scan_folder,
     sync_folder,
     write_parts,
 )
@@ -186,17 +187,17 @@ class HostFolder:
 
     def scan(self) -> list[Part]:
         """Returns the parts of the run that are complete here, whoever wrote them; what is torn,
-        damaged or strange is passed over.
+        damaged or strange is passed over. Raises OSError where nothing can be listed or read.
         """
         found = []
         for folder in self._folders():
-            for path in sorted(folder.glob("part-*.json")):
+            for path in _parts_in(self.path / folder):
                 try:
-                    part = self._read(path)
+                    found.append(self._read(path))
                 except (OSError, CheckpointError, ValueError) as error:
+                    if is_shortage(error):
+                        raise
                     _log.warning("%s is passed over: %s", path, error)
-                else:
-                    found.append(part)
         return found
 
     def _read(self, path: Path) -> Part:
@@ -212,13 +213,13 @@ class HostFolder:
                 raise ValueError(f"{name} has not the {size} bytes that it was written with")
         return part
 
-    def _folders(self) -> list[Path]:
+    def _folders(self) -> list[str]:
+        """Returns the folders of local saves, by their names below that of the run."""
         return [
-            path
-            for path in sorted(self.path.glob("*/*-*"))
-            if parse_folder(f"{path.parent.name}/{path.name}")
-            and path.is_dir()
-            and not path.is_symlink()
+            found.name.rstrip("/")
+            for branch in self.storage.list("", names_only=True)
+            for found in self.storage.list(branch.name, names_only=True)
+            if found.name.endswith("/") and parse_folder(found.name.rstrip("/"))
         ]
 
     def prune(self, branch: int, writer: str, stay: Collection[LocalKey]) -> list[str]:
@@ -238,12 +239,12 @@ class HostFolder:
         """
         folders = {key.folder for key in stay}
         deleted = []
-        for path in self._folders():
-            name = f"{path.parent.name}/{path.name}"
+        for name in self._folders():
+            path = self.path / name
             found = parse_folder(name)
             if found is not None and goes(found[0], found[2]) and name not in folders:
                 # First: a part without all of its files would still be listed as one.
-                for part in path.glob("part-*.json"):
+                for part in _parts_in(path):
                     part.unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
                 _remove_empty([path.parent])
@@ -285,6 +286,12 @@ class RunFolder:
         """Closes the folder."""
         if self._folder is not None:
             self._folder.close()
+
+
+def _parts_in(folder: Path) -> list[Path]:
+    # Path.glob passes over a folder that it cannot list.
+    entries = (Path(entry) for entry in scan_folder(folder))
+    return sorted(path for path in entries if path.match("part-*.json"))
 
 
 def create_own_file(path: Path) -> int:

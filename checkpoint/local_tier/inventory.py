@@ -16,7 +16,7 @@ from holdfast.multihost import Group
 
 from ..agreement.exchange import exchange
 from ..agreement.messages import Message
-from ..errors import HostileCheckpoint, SaveFailed
+from ..errors import CheckpointError, HostileCheckpoint, SaveFailed
 from ..format.item_report import ItemReport
 from ..saving.plan_mismatch import check_json, check_shares
 from ..saving.record_builder import RecordHead, TreeText, build_record
@@ -28,10 +28,13 @@ MOST_FOUND = 16  # local steps that are told to all
 
 @dataclass(frozen=True)
 class Inventory(Message):
-    """The parts that one process lists, or why its folder cannot be used."""
+    """The parts that one process lists, or why its folder cannot be used; `unseen` is why it could
+    not look, which says nothing of what is there.
+    """
 
     parts: Sequence[PartSummary] = ()
     error: str = ""
+    unseen: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class SurveyVerdict(Message):
 
     steps: Sequence[FoundStep] = ()
     why_off: str = ""
+    unseen: str = ""
 
     def told(self) -> Self:
         """Returns what all hear of it."""
@@ -69,17 +73,20 @@ def survey(
 ) -> SurveyVerdict:
     """Returns which local steps may come back; every process calls it, the primary decides.
 
-    Blocks. Raises BarrierTimeout, ProcessLost.
+    Blocks. Raises CheckpointError where a process could not look, BarrierTimeout, ProcessLost.
     """
     judged: list[SurveyVerdict] = []
 
     def decide(inventories: list[Inventory]) -> SurveyVerdict:
         why_off = next(filter(None, (inventory.error for inventory in inventories)), "")
+        unseen = next(filter(None, (inventory.unseen for inventory in inventories)), "")
         steps = [] if why_off else living_steps(inventories, branches)[:MOST_FOUND]
-        judged.append(SurveyVerdict(steps, why_off))
+        judged.append(SurveyVerdict(steps, why_off, unseen))
         return judged[0].told()
 
     told = exchange(group, name, own, decide, SurveyVerdict, timeout_s=timeout_s)
+    if told.unseen:
+        raise CheckpointError(told.unseen)
     return judged[0] if judged else told
 
 

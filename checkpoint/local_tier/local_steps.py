@@ -28,6 +28,7 @@ from ..errors import (
     StepGone,
     StepNotFound,
     error_text,
+    is_shortage,
     naming_path,
 )
 from ..layouts.holdfast import HoldfastCheckpoint
@@ -138,12 +139,16 @@ class LocalSteps:
         if not run:
             return Inventory()
         place = self._place
+        process = f"process {self.root.group.index}"
         try:
             folder = place.folders.open(run)
             parts = folder.scan() if place.meeting.is_lister else []
         except CheckpointError as error:
-            return Inventory(error=f"process {self.root.group.index}: {error_text(error)}")
-        except OSError as error:
+            return Inventory(error=f"{process}: {error_text(error)}")
+        except (OSError, MemoryError) as error:
+            if is_shortage(error):
+                why = f"{process} cannot list its local steps: {error_text(error)}"
+                return Inventory(unseen=why)
             _log.warning("%s cannot be listed, and counts as empty: %s", self.root.where, error)
             return Inventory()
         for part in parts:

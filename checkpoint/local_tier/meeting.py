@@ -227,7 +227,7 @@ class _Stand:
         """
         index = self._group.index
         try:
-            marks = [*self._path.glob(f"mark-{16 * '[0-9a-f]'}")]
+            marks = [path for path in self._path.iterdir() if path.match(f"mark-{16 * '[0-9a-f]'}")]
             for mark in marks:
                 # A process that is killed as it meets leaves its mark. No meeting takes a day.
                 with contextlib.suppress(OSError):

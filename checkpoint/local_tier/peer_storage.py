@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from holdfast.multihost.peers.peer_connection import Peers
 
+from ..errors import is_shortage
 from ..storage.base import Entry
 from ..storage.local import LocalStorage
 from ..storage.path import join
@@ -74,7 +75,8 @@ class PeerStorage:
                 return self._peers.read(rank, name, offset, buffers)
             except OSError as failed:
                 _log.warning("%s is read from another copy than rank %d's: %s", name, rank, failed)
-                error = failed
+                if not is_shortage(error):  # which says nothing of the copies
+                    error = failed
                 if not isinstance(failed, FileNotFoundError) and rank not in self._own:
                     with self._lock:
                         self._silent.add(rank)

@@ -11,7 +11,7 @@ from holdfast.multihost.peers.peer_connection import PeerConnection, Peers
 
 from ..agreement.exchange import ask_primary
 from ..agreement.group_record import MESSAGE_BYTES
-from ..errors import CheckpointError, Corrupt, error_text
+from ..errors import CheckpointError, Corrupt, error_text, is_shortage
 from ..format.limits import RECORD_LIMIT_BYTES
 from ..format.record import parse_record
 from ..layouts.holdfast import HoldfastCheckpoint
@@ -63,6 +63,8 @@ def read_head(place: HostPlace, step: FoundStep) -> StepHead:
         try:
             part = Part.from_bytes(_part_text(place, rank, name), name)
         except (OSError, CheckpointError) as error:
+            if is_shortage(error):
+                raise
             failures.append(f"process {rank}: {error_text(error)}")
             continue
         head = _head_of(part, step)

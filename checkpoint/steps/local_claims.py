@@ -137,8 +137,9 @@ class LocalClaims:
         """
         for folder in self._names():
             if folder.startswith("fenced-") and not (self._folder / folder).is_symlink():
-                for record in (self._folder / folder).glob("*.record"):
-                    record.unlink(missing_ok=True)
+                for entry in scan_folder(self._folder / folder):
+                    if entry.name.endswith(".record"):
+                        Path(entry).unlink(missing_ok=True)
         return list(packs)
 
     def forget_fenced(self) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import json
 import os
 import secrets
@@ -52,7 +51,7 @@ from ...steps.file_lock import (
     locks_are_local,
 )
 from ...steps.refusals import refuse_writers
-from ...storage.local import open_to_read, sync_folder
+from ...storage.local import open_to_read, scan_folder, sync_folder
 from ...storage.path import StorePath, join
 from . import metadata as orbax
 from .arrays import context_of, kvstore_of
@@ -439,9 +438,9 @@ def _remove_dead(final: Path) -> None:
 
 def _made_of(final: Path) -> Iterator[Path]:
     """Returns the folders in which a checkpoint is made, or was by writers that died."""
-    for made in final.parent.glob(f"{glob.escape(final.name)}{orbax.TEMPORARY}-*"):
-        if not made.is_symlink():
-            yield made
+    for entry in scan_folder(final.parent):
+        if entry.name.startswith(f"{final.name}{orbax.TEMPORARY}-") and not entry.is_symlink():
+            yield Path(entry)
 
 
 def _writers_of(folders: Iterable[Path]) -> Iterator[tuple[Writer, bool]]:

@@ -163,6 +163,28 @@ def test_a_host_without_room_for_its_folder_reads_from_the_others(
         assert second.restore() == 5
 
 
+@pytest.mark.parametrize("rank", range(2))
+def test_a_process_without_descriptors_ends_the_restore_of_all(
+    rank: int, root: Path, hosts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it cannot list may be there: no older step comes back in silence, and none is lost."""
+    scandir = os.scandir
+
+    def refuse(path: Any = ".") -> Any:
+        if Path(path).parent == hosts[rank]:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        return scandir(path)
+
+    with job(root, hosts[:2], every=4) as group:
+        group.save(4)
+        group.save(5)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "scandir", refuse)
+            with pytest.raises(CheckpointError, match=f"process {rank} cannot list its local"):
+                group.restore()
+        assert group.restore() == 5
+
+
 def test_a_whole_group_lost_means_the_store(root: Path, hosts: list[Path]) -> None:
     """Nobody has the part any more: the step is not listed, and the durable one comes back."""
     with job(root, hosts, every=4) as first:

@@ -8,7 +8,7 @@ import pytest
 from crc32c import crc32c
 
 from holdfast.checkpoint.format.item_report import FileReport
-from holdfast.checkpoint.format.own_files import StagedFiles
+from holdfast.checkpoint.format.own_files import StagedFiles, own_names
 from holdfast.checkpoint.saving.item_files import (
     PIECE_BYTES,
     ItemTarget,
@@ -17,6 +17,7 @@ from holdfast.checkpoint.saving.item_files import (
     write_json,
 )
 from holdfast.checkpoint.storage.local import LocalStorage
+from tests.support.processes import no_file_can_be_opened
 
 
 @pytest.mark.parametrize(("step_dir", "folder"), [("7", "7/item"), ("", "item")])
@@ -28,6 +29,15 @@ def test_json_is_one_file_of_its_process(step_dir: str, folder: str, tmp_path: P
     assert (tmp_path / folder / name).read_bytes() == b"{}"
     assert report.files == (FileReport(name, 2, 0, crc32c(b"{}")),)
     assert report.local == report_json(4, b"{}").local
+
+
+def test_a_folder_that_cannot_be_listed_is_not_empty(tmp_path: Path) -> None:
+    """Its files would be missing in the save."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/file").write_text("text")
+    with no_file_can_be_opened(), pytest.raises(OSError, match="Too many open files"):
+        own_names(tmp_path)
+    assert own_names(tmp_path) == ["folder/file"]
 
 
 @pytest.mark.parametrize("per_process", [False, True])

@@ -26,12 +26,24 @@ NO_DAMAGE = {"ENOSPC", "EMFILE", "memory", "ENOENT", "ESTALE"}
 def few_descriptors(count: int) -> Iterator[None]:
     """Lets this process open so many more files, and no more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(map(int, os.listdir("/proc/self/fd")))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + count, hard))
+    most = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    # What this process was started with may leave numbers free below the highest.
+    held = [*iter(one_more, None)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most + count, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for file in held:
+            os.close(file)
+
+
+def one_more() -> int | None:
+    """Returns one more descriptor of this process; None where it may have no more."""
+    with contextlib.suppress(OSError):
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    return None
 
 
 @dataclass(frozen=True)

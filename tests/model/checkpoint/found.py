@@ -103,6 +103,23 @@ FOUND: dict[str, Life] = {
         Settings(fallback=True),
         (Save(1, 1), Save(2, 2), Faulty(Restore(), "open", "EMFILE", 1), Save(2, 3)),
     ),
+    **{
+        f"with {count} descriptors a local step is not passed over": Life(
+            Settings(save_policy="never", local=1),
+            (Save(1, 1), Faulty(Restore(), "open", "EMFILE", count), List(), Restore()),
+        )
+        for count in range(4)
+    },
+    "no descriptors are no step": Life(
+        Settings(), (Save(3, 1), Faulty(Save(2, 2), "open", "EMFILE", 0), List())
+    ),
+    "no descriptor to see that a step is there": Life(
+        Settings(), (Save(5, 1), Faulty(Save(5, 2), "open", "EMFILE", 0), List())
+    ),
+    "a root without a step that cannot be listed": Life(
+        Settings(store="faulty", save_policy="named", local=2),
+        (Faulty(Restore(), "list", "ENOENT", 3, times=2),),
+    ),
     "an empty folder": Life(Settings(items="empty folder"), (Save(1, 1), Restore())),
     **{
         f"a clock that goes {seconds / YEAR_S:+g} years": Life(
