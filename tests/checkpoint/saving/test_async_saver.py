@@ -147,8 +147,8 @@ def test_a_pack_leaves_while_another_is_copied(monkeypatch: pytest.MonkeyPatch) 
     def copy_after_bytes(copy: Any, chunk: Any) -> None:
         if chunk.shard.shard[0] == 1:
             assert gate.entered.wait(60)
+        copied.append(True)  # before `make`, which may let `save` return
         make(copy, chunk)
-        copied.append(True)
 
     monkeypatch.setattr(snapshot._PackCopy, "_make", copy_after_bytes)
     state = {name: np.full(1 << 21, place, np.float32) for place, name in enumerate("ab")}
