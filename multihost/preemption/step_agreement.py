@@ -166,7 +166,10 @@ class SyncPoint(Closing):
             at = step + self._run * _RUN
             if self._log.may_answer(at):
                 return self._log.answer(at)
-            in_time = self._changed.wait_for(lambda: self._ends_wait(at), self._timeout_s)
+            in_time = self._changed.wait_for(
+                lambda: self._log.may_answer(at) or self._closed.is_set() or self._coordinator_lost,
+                self._timeout_s,
+            )
             if self._closed.is_set():
                 self._log.thaw()
             if self._log.may_answer(at):
@@ -174,9 +177,6 @@ class SyncPoint(Closing):
             if in_time and self._last_error:
                 raise self._last_error
             raise self._timeout_error(step)
-
-    def _ends_wait(self, at: int) -> bool:
-        return self._log.may_answer(at) or self._closed.is_set() or self._coordinator_lost
 
     def close(self) -> None:
         """Ends the background thread, within seconds.
@@ -210,14 +210,17 @@ class SyncPoint(Closing):
             and (leaves or self._follower.is_alive())
         ):
             # On a thread: with the coordinator gone it would wait for longer than we may.
+            deadline = Deadline(2 * TAKE_OVER_S)
             try:
                 waker = start_daemon(f"wake-{self.name}", self._wake, self._group_client, floor)
             except RuntimeError:  # an interpreter that ends starts none
                 self._wake(self._group_client, floor)
             else:
                 if self._follower is not threading.current_thread():
-                    self._follower.join(2 * TAKE_OVER_S)
-                waker.join(1.0)
+                    self._follower.join(deadline.remaining_s())
+                # Python before 3.14 aborts where a thread returns from a call of jaxlib's to an
+                # interpreter that ends.
+                waker.join(1.0 + deadline.remaining_s())
         current_job().ensure(_OpenSyncPoints).discard(self)
 
     def _wake(self, group_client: GroupClient, floor: int | None) -> None:

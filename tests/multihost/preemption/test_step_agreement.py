@@ -22,7 +22,7 @@ from holdfast.coordination import (
     Timeouts,
 )
 from holdfast.multihost import Solo, SyncPoint, agree_on_step
-from holdfast.multihost.group.group_client import forget_group_client
+from holdfast.multihost.group.group_client import GroupClient, forget_group_client
 
 TASKS = (0, 1, 2)
 
@@ -366,6 +366,23 @@ def test_a_closed_sync_point_still_answers(clients: list[CoordinationClient]) ->
     point.close()
     point.close()
     assert not point.reached(4)
+
+
+def test_a_closed_sync_point_has_no_thread(
+    clients: list[CoordinationClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the coordinator is slow to answer: a thread in a call of jaxlib's at the end of
+    the interpreter would abort the process.
+    """
+    delete = GroupClient.delete
+
+    def delete_late(client: GroupClient, key: str) -> None:
+        threading.Event().wait(2)
+        delete(client, key)
+
+    monkeypatch.setattr(GroupClient, "delete", delete_late)
+    SyncPoint(clients[0], "slow", process_id=0, tasks=TASKS).close()
+    assert not [thread.name for thread in threading.enumerate() if "slow" in thread.name]
 
 
 def test_a_closed_sync_point_leaves_no_mail(clients: list[CoordinationClient]) -> None:
