@@ -16,6 +16,9 @@ import jax
 import pytest
 
 from holdfast.checkpoint import SaveFailed, StepNotFound
+from holdfast.checkpoint.agreement.messages import SentError
+from holdfast.checkpoint.agreement.save_protocol import SaveKey, SaveReport, reported_error
+from holdfast.checkpoint.errors import failure_of
 from holdfast.coordination import ProcessLost
 from holdfast.multihost import AttemptOver, Fatal, StartupFailed
 from holdfast.multihost.job import Job
@@ -106,6 +109,19 @@ def test_an_error_that_is_its_own_cause_ends_the_program_too() -> None:
     with pytest.raises(ValueError, match="mine"):
         raise error from error
     assert list(itertools.islice(_chain(error), 3)) == [error]
+
+
+def test_a_full_disk_waits_for_nobody() -> None:
+    """No death fills a disk: the primary does not wait to hear of one, whose disk it may be."""
+    full = OSError(28, "No space left on device")
+    theirs = SaveReport(1, SaveKey("save", 1, 3), error=SentError.of(full))
+    lost = SaveReport(
+        1, SaveKey("save", 1, 3), error=SentError.of(ProcessLost("process 0 is gone"))
+    )
+    assert not _may_come_from_another(failure_of(full, 3, process=0))
+    assert not _may_come_from_another(reported_error(theirs))
+    assert _may_come_from_another(failure_of(ProcessLost("process 1 is gone"), 3, process=0))
+    assert _may_come_from_another(reported_error(lost))
 
 
 RAISES = """
