@@ -95,6 +95,8 @@ def layouts() -> Iterator[CheckpointLayout]:
 def layout_of(folder: StorePath) -> CheckpointLayout | None:
     """Returns the layout of the finished checkpoint in a folder, None where there is none."""
     names: Mapping[str, Entry] = folder.names()
+    if not names:  # as where each save looks: nothing is imported for it
+        return None
     return next((layout for layout in layouts() if layout.recognises(folder, names)), None)
 
 
