@@ -159,6 +159,33 @@ def test_what_may_come_from_another_is_waited_for(error: str, waits: bool) -> No
     assert (said in ended.stdout) == waits, ended.stdout
 
 
+EXITS = """
+import sys, time
+import jax
+from holdfast import multihost
+def train():
+    if jax.process_index():
+        time.sleep(60)
+    sys.exit(3)
+multihost.run_restartable(train)
+"""
+
+
+def test_who_exits_with_a_code_waits_for_nobody() -> None:
+    """The others are where they are: it fails at once, and not after a barrier in vain."""
+    run = [sys.executable, "-c", "from holdfast.cli import main; main()", "run", "-n", "2"]
+    ended = subprocess.run(
+        [*run, "--", sys.executable, "-c", EXITS],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert ended.returncode == 3
+    assert "process 0 of 2 ended with exit code 3 in attempt 1: SystemExit: 3;" in ended.stderr
+    assert "leaving without the others" not in ended.stdout
+
+
 def test_what_the_frames_hold_is_let_go() -> None:
     """Arrays of a backend that ends must not be kept by the error."""
 
