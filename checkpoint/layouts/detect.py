@@ -521,7 +521,7 @@ def stands_there(storage: Storage, step: int | None) -> str:
     """Returns which checkpoint lies in a root under a step's number, and is none of its steps; ""
     where none does, or the store does not say.
     """
-    with contextlib.suppress(CheckpointError, OSError, MemoryError):
+    with contextlib.suppress(CheckpointError, OSError, MemoryError, ImportError):
         for name, layout in strangers(storage):
             if step == _numbered([name])[name]:
                 return (

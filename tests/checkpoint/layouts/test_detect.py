@@ -456,3 +456,17 @@ def test_a_save_imports_nothing_of_other_layouts(tmp_path: Path) -> None:
     run = [sys.executable, "-c", SAVES, str(tmp_path / "root")]
     ran = subprocess.run(run, capture_output=True, text=True, check=True, timeout=100)
     assert ran.stdout == "False\n", ran.stderr
+
+
+def test_a_library_that_cannot_be_loaded_hides_no_missing_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without memory: what else stands there is only said where that is known."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"w": jnp.zeros(3)}).wait()
+        shutil.rmtree(tmp_path / "1")
+        (tmp_path / "1").mkdir()
+        (tmp_path / "1" / "strange").touch()
+        monkeypatch.setitem(sys.modules, "holdfast.checkpoint.layouts.orbax.read", None)
+        with pytest.raises(StepNotFound):
+            manager.metrics(1)
