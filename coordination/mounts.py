@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -15,10 +16,18 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 def boot_id() -> str:
     """Returns what tells this machine, since it was started, from others."""
+    return _read_id(BOOT_ID)
+
+
+@functools.cache
+def _read_id(file: Path) -> str:
     try:
-        return BOOT_ID.read_text().strip()
+        return file.read_text().strip()
     except OSError:  # no Linux
         return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:32]
+
+
+boot_id()  # now: a process that lacks descriptors later would take itself for another machine's
 
 
 class Mount(NamedTuple):
@@ -47,6 +56,7 @@ def mount_of(folder: Path) -> Mount:
 
 
 def _mounts() -> list[str]:
-    with contextlib.suppress(OSError):  # only Linux has it
+    # Only Linux has it. Any other failure must not hide that file locks hold on one host alone.
+    with contextlib.suppress(FileNotFoundError, PermissionError):
         return MOUNTINFO.read_text(errors="replace").splitlines()
     return []

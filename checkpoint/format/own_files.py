@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import HostileCheckpoint, TreeMismatch
+from ..storage.local import scan_folder
 from .limits import JSON_LIMIT_BYTES
 
 MAX_FILES = 100_000  # of one process in an item: their numbers have five digits
@@ -203,12 +203,11 @@ def own_names(folder: Path) -> list[str]:
 
 
 def _paths_below(folder: Path) -> Iterator[Path]:
-    def fail(error: OSError) -> None:
-        raise error
-
     # Path.rglob passes over a folder that it cannot list.
-    for where, folders, files in os.walk(folder, onerror=fail):
-        yield from (Path(where, name) for name in [*folders, *files])
+    for entry in scan_folder(folder):
+        yield Path(entry)
+        if entry.is_dir(follow_symlinks=False):
+            yield from _paths_below(Path(entry))
 
 
 def put_files(folder: Path, files: FileContents, where: str) -> None:

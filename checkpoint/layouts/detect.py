@@ -95,6 +95,8 @@ def layouts() -> Iterator[CheckpointLayout]:
 def layout_of(folder: StorePath) -> CheckpointLayout | None:
     """Returns the layout of the finished checkpoint in a folder, None where there is none."""
     names: Mapping[str, Entry] = folder.names()
+    if not names:  # as where each save looks: nothing is imported for it
+        return None
     return next((layout for layout in layouts() if layout.recognises(folder, names)), None)
 
 
@@ -519,7 +521,7 @@ def stands_there(storage: Storage, step: int | None) -> str:
     """Returns which checkpoint lies in a root under a step's number, and is none of its steps; ""
     where none does, or the store does not say.
     """
-    with contextlib.suppress(CheckpointError, OSError, MemoryError):
+    with contextlib.suppress(CheckpointError, OSError, MemoryError, ImportError):
         for name, layout in strangers(storage):
             if step == _numbered([name])[name]:
                 return (

@@ -128,20 +128,24 @@ class JobFolder:
 
     def job(self) -> RunningJob | None:
         """Returns what was published, None where nothing was."""
+        with contextlib.suppress(OSError):
+            return self._read()
+        return None
+
+    def _read(self) -> RunningJob | None:
         try:
             return RunningJob(**json.loads((self.path / "job").read_text()))
-        except (OSError, ValueError, TypeError):
+        except (FileNotFoundError, ValueError, TypeError):
             return None
 
     def is_left(self) -> bool:
         """Returns whether its coordinator, or who made it and never came to publish, is gone."""
-        job = self.job()
-        if job is not None:
-            return not job.runs
-        try:
+        with contextlib.suppress(OSError):  # as without descriptors: nothing is known of it
+            job = self._read()
+            if job is not None:
+                return not job.runs
             return time.time() - self.path.lstat().st_mtime > _UNPUBLISHED_S
-        except OSError:
-            return False
+        return False
 
     def credentials(self, key: str | None = None) -> Credentials:
         """Returns what a client of this user shows to the coordinator: the files that are there,
@@ -201,8 +205,9 @@ class LaunchedJob:
         """
         parent = user_folder(create=True)
         for left in parent.glob(f"{_LAUNCHED}*"):
-            if _read_launched(left) is None:
-                left.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # nothing is known of it
+                if _read_launched(left) is None:
+                    left.unlink(missing_ok=True)
         _write(parent / f"{_LAUNCHED}{digest_of(self.job_id)}-{self.pid}", self)
 
 
@@ -222,20 +227,25 @@ def launched_jobs(job_id: str | None = None) -> list[LaunchedJob]:
     """Returns what this user's launchers on this machine say of their jobs, or of one: first of
     those that ended within an hour, oldest first, then of those that run.
     """
-    found = []
+    found: list[LaunchedJob | None] = []
     with contextlib.suppress(OSError, CoordinationError):
         parent = user_folder()
         _check_owner(parent.parent)
         name = "" if job_id is None else f"{digest_of(job_id)}-"
-        found = [_read_launched(path) for path in parent.glob(f"{_LAUNCHED}{name}*")]
+        for path in parent.glob(f"{_LAUNCHED}{name}*"):
+            with contextlib.suppress(OSError):
+                found.append(_read_launched(path))
     jobs = [job for job in found if job is not None]
     return sorted(jobs, key=lambda job: job.ended_unix_s or math.inf)
 
 
 def _read_launched(path: Path) -> LaunchedJob | None:
-    """Returns what a file says; None where its launcher was killed, or ended long ago."""
+    """Returns what a file says; None where its launcher was killed, or ended long ago. Raises
+    OSError where it cannot be read.
+    """
+    text = path.read_text()
     try:
-        job = LaunchedJob(**json.loads(path.read_text()))
+        job = LaunchedJob(**json.loads(text))
         if job.ended_unix_s is None:
             os.kill(job.pid, 0)
     except (OSError, ValueError, TypeError):

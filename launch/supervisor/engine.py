@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -143,6 +144,8 @@ def _carry_out(engine: Engine, decision: Decision) -> list[Event]:
 def start_failed(attempt: int, error: Exception) -> StartFailed:
     """Returns the event of an attempt that could not start."""
     why = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        why += " in the launcher, which needs two for each process: raise its limit (ulimit -n)"
     final = isinstance(error, StartupFailed)
     return StartFailed(attempt, why, final, preempted=isinstance(error, Preempted))
 

@@ -80,6 +80,11 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
             initialize(**settings)
             _stay()
             result = train()
+        except SystemExit:
+            member = current_job().get(Membership)
+            if member is not None and member.failure():
+                shutdown()  # now: no hook is told of it, and would wait for the others
+            raise
         except (Exception, AttemptOver) as error:
             following = None if spec is None else _next_attempt(spec, error)
             if spec is None or following is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,16 @@ def test_a_mount_is_known_by_any_name(tmp_path: Path, monkeypatch: pytest.Monkey
         "lustre", frozenset({"rw", "localflock"})
     )
     assert mounts.mount_of(tmp_path).kind == "ext4"
+
+
+def test_without_descriptors_a_machine_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a mount that cannot be looked up is not one with locks between hosts."""
+    known = mounts.boot_id()
+
+    def refuse(path: Path, **_: object) -> str:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert mounts.boot_id() == known
+    with pytest.raises(OSError, match="Too many open files"):
+        mounts.mount_of(Path("/"))

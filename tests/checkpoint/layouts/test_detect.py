@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -436,3 +438,35 @@ def test_own_steps_come_first_in_a_bucket_too(tmp_path: Path) -> None:
         manager.save(4, {"n": 4}).wait()
     assert load(url) == {"n": 4}
     assert {name: storage.fetch(name, 1 << 20) for name in strangers} == strangers
+
+
+SAVES = """
+import sys
+import numpy as np
+from holdfast.checkpoint import CheckpointManager
+with CheckpointManager(sys.argv[1]) as manager:
+    manager.save(1, {"w": np.zeros(3)})
+    manager.wait_until_finished()
+print("tensorstore" in sys.modules)
+"""
+
+
+def test_a_save_imports_nothing_of_other_layouts(tmp_path: Path) -> None:
+    """It looks for others' checkpoints in its folder, which is not there yet."""
+    run = [sys.executable, "-c", SAVES, str(tmp_path / "root")]
+    ran = subprocess.run(run, capture_output=True, text=True, check=True, timeout=100)
+    assert ran.stdout == "False\n", ran.stderr
+
+
+def test_a_library_that_cannot_be_loaded_hides_no_missing_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without memory: what else stands there is only said where that is known."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"w": jnp.zeros(3)}).wait()
+        shutil.rmtree(tmp_path / "1")
+        (tmp_path / "1").mkdir()
+        (tmp_path / "1" / "strange").touch()
+        monkeypatch.setitem(sys.modules, "holdfast.checkpoint.layouts.orbax.read", None)
+        with pytest.raises(StepNotFound):
+            manager.metrics(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -220,3 +221,23 @@ def test_how_it_ended_stays(base: Path) -> None:
     replace(ended, ended_unix_s=time.time() - 4000, pid=4).leave()
     again.leave()
     assert len([*base.rglob("launched-*")]) == 2, "for an hour"
+
+
+def test_without_descriptors_nothing_of_others_goes(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher that cannot read what another one has left takes it for nothing dead."""
+    living = JobFolder.create()
+    living.publish(RunningJob("train", 1, living.socket, os.getpid()))
+    os.utime(living.path, (0, 0))
+    LaunchedJob("train", os.getpid(), "", {}, "").leave()
+    with monkeypatch.context() as none_free:
+
+        def refuse(path: Path, *_: object) -> str:
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+        none_free.setattr(Path, "read_text", refuse)
+        JobFolder.create().remove()
+        LaunchedJob("other", os.getpid(), "", {}, "").leave()
+    assert living.job() is not None
+    assert {job.job_id for job in launched_jobs()} == {"train", "other"}

@@ -541,7 +541,7 @@ def test_an_unreadable_capacity_file_ends_no_job(tmp_path: Path) -> None:
 
 def test_a_start_that_fails_half_way_is_undone() -> None:
     """Some processes are there when the files that this process may open are used up: they are
-    ended, and the error says why.
+    ended, and the error says why, and what to do.
     """
     done = subprocess.run(
         [sys.executable, program("launched_half_way")],
@@ -552,6 +552,7 @@ def test_a_start_that_fails_half_way_is_undone() -> None:
     )
     *lines, ended = done.stdout.splitlines()
     assert ended.startswith("failed 1 attempt 1 could not start: OSError: [Errno 24] Too many")
+    assert "two for each process: raise its limit (ulimit -n)" in ended
     assert wait_until_ended([int(line.split()[-1]) for line in lines])
 
 

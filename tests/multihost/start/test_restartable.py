@@ -16,6 +16,9 @@ import jax
 import pytest
 
 from holdfast.checkpoint import SaveFailed, StepNotFound
+from holdfast.checkpoint.agreement.messages import SentError
+from holdfast.checkpoint.agreement.save_protocol import SaveKey, SaveReport, reported_error
+from holdfast.checkpoint.errors import failure_of
 from holdfast.coordination import ProcessLost
 from holdfast.multihost import AttemptOver, Fatal, StartupFailed
 from holdfast.multihost.job import Job
@@ -108,6 +111,19 @@ def test_an_error_that_is_its_own_cause_ends_the_program_too() -> None:
     assert list(itertools.islice(_chain(error), 3)) == [error]
 
 
+def test_a_full_disk_waits_for_nobody() -> None:
+    """No death fills a disk: the primary does not wait to hear of one, whose disk it may be."""
+    full = OSError(28, "No space left on device")
+    theirs = SaveReport(1, SaveKey("save", 1, 3), error=SentError.of(full))
+    lost = SaveReport(
+        1, SaveKey("save", 1, 3), error=SentError.of(ProcessLost("process 0 is gone"))
+    )
+    assert not _may_come_from_another(failure_of(full, 3, process=0))
+    assert not _may_come_from_another(reported_error(theirs))
+    assert _may_come_from_another(failure_of(ProcessLost("process 1 is gone"), 3, process=0))
+    assert _may_come_from_another(reported_error(lost))
+
+
 RAISES = """
 from holdfast import multihost
 from holdfast.coordination import ProcessLost
@@ -141,6 +157,33 @@ def test_what_may_come_from_another_is_waited_for(error: str, waits: bool) -> No
     )
     said = "waiting for at most 2 s until the launcher says whether a death has caused"
     assert (said in ended.stdout) == waits, ended.stdout
+
+
+EXITS = """
+import sys, time
+import jax
+from holdfast import multihost
+def train():
+    if jax.process_index():
+        time.sleep(60)
+    sys.exit(3)
+multihost.run_restartable(train)
+"""
+
+
+def test_who_exits_with_a_code_waits_for_nobody() -> None:
+    """The others are where they are: it fails at once, and not after a barrier in vain."""
+    run = [sys.executable, "-c", "from holdfast.cli import main; main()", "run", "-n", "2"]
+    ended = subprocess.run(
+        [*run, "--", sys.executable, "-c", EXITS],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert ended.returncode == 3
+    assert "process 0 of 2 ended with exit code 3 in attempt 1: SystemExit: 3;" in ended.stderr
+    assert "leaving without the others" not in ended.stdout
 
 
 def test_what_the_frames_hold_is_let_go() -> None:
