@@ -205,7 +205,7 @@ def failure_of(error: Exception, step: int, process: int) -> HoldfastError:
         step=step,
         process=process,
         passes=isinstance(error, OSError),
-        _may_follow_death=not isinstance(error, OSError),
+        _may_follow_death=not getattr(error, "errno", None),  # PeerFailed has none
     )
 
 

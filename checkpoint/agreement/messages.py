@@ -48,7 +48,9 @@ class SentError:
     def of(cls, error: Exception) -> Self:
         """Takes the kind, the sentence and, of our own errors, the facts."""
         if not isinstance(error, HoldfastError):
-            facts = {"passes": True} if isinstance(error, OSError) else {}
+            facts: Mapping[str, int | str] = {}
+            if isinstance(error, OSError):
+                facts = {"passes": True, "errno": error.errno or 0}
             return cls(type(error).__name__, str(error), facts)
         facts_of_ours = {
             name: value

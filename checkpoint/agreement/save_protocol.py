@@ -479,13 +479,12 @@ def reported_error(report: SaveReport) -> HoldfastError:
     step = report.key.step
     if report.error.kind in _RAISED_ALIKE:
         return report.error.rebuilt(step=step)
-    passes = bool(report.error.fields.get("passes"))
     return SaveFailed(
         f"step {step} was not saved: process {report.process} failed: {report.error.text}",
         step=step,
         process=report.process,
-        passes=passes,
-        _may_follow_death=not passes,
+        passes=bool(report.error.fields.get("passes")),
+        _may_follow_death=not report.error.fields.get("errno"),
     )
 
 

@@ -22,6 +22,7 @@ from holdfast.checkpoint.errors import failure_of
 from holdfast.coordination import ProcessLost
 from holdfast.multihost import AttemptOver, Fatal, StartupFailed
 from holdfast.multihost.job import Job
+from holdfast.multihost.peers.peer_connection import PeerFailed
 from holdfast.multihost.start.restartable import _chain, _clear_frames, _may_come_from_another
 
 ALONE = """
@@ -120,8 +121,12 @@ def test_a_full_disk_waits_for_nobody() -> None:
     )
     assert not _may_come_from_another(failure_of(full, 3, process=0))
     assert not _may_come_from_another(reported_error(theirs))
-    assert _may_come_from_another(failure_of(ProcessLost("process 1 is gone"), 3, process=0))
-    assert _may_come_from_another(reported_error(lost))
+    silent = PeerFailed("process 1 has closed the connection")
+    late = SaveReport(1, SaveKey("save", 1, 3), error=SentError.of(silent))
+    for error in (ProcessLost("process 1 is gone"), silent):
+        assert _may_come_from_another(failure_of(error, 3, process=0))
+    for report in (lost, late):
+        assert _may_come_from_another(reported_error(report))
 
 
 RAISES = """
