@@ -488,3 +488,15 @@ def test_the_history_holds_the_attempts_before() -> None:
         and "launcher    attempt 1 is restarting: process 0 of 1 ended with exit code 3"
         in ended.stdout
     ), ended
+
+
+@pytest.mark.parametrize("command", ["status", "web"])
+def test_credentials_are_for_a_coordinator_that_is_named(command: str, tmp_path: Path) -> None:
+    """A token that would be passed over, as a job that is found here brings its own, is refused."""
+    token = tmp_path / "token"
+    token.write_text("t")
+    done = subprocess.run(
+        holdfast(command, "--token-file", str(token)), capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "--token-file is for a coordinator: give its address" in done.stderr
