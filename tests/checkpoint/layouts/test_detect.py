@@ -436,3 +436,12 @@ def test_own_steps_come_first_in_a_bucket_too(tmp_path: Path) -> None:
         manager.save(4, {"n": 4}).wait()
     assert load(url) == {"n": 4}
     assert {name: storage.fetch(name, 1 << 20) for name in strangers} == strangers
+
+
+def test_a_single_file_has_no_step(tmp_path: Path) -> None:
+    """A step that is asked for of one file of safetensors is StepNotFound, and not passed over."""
+    file = next(Path(write("safetensors", str(tmp_path / "made"))).glob("*.safetensors"))
+    assert open_checkpoint(file).info.layout == "safetensors"
+    with pytest.raises(StepNotFound, match=r"is one file, and has no step 7$") as caught:
+        open_checkpoint(file, 7)
+    assert caught.value.step == 7
