@@ -80,7 +80,8 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
     here: list[RunningJob | LaunchedJob] = [*(job for job, _ in running.values()), *between]
     if as_json:
         jobs = [_facts(job) for job in (*here, *ended)]
-        print_json({"error": failure.message, "exit_code": failure.exit_code, "jobs": jobs})
+        shown = {"error": failure.message, "exit_code": failure.exit_code, "jobs": jobs}
+        print_json(shown, failure.indent)
         raise failure
     failure.show()
     if here or ended:

@@ -213,6 +213,20 @@ def test_status_of_nobody_says_what_was_tried(address: str, why: str) -> None:
     assert why in ended.stderr and len(ended.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("address", [["unix:/nonexistent/socket"], []])
+def test_a_watch_prints_each_object_in_a_line(address: list[str], tmp_path: Path) -> None:
+    """The last too, which says why it ends: whoever reads lines of JSON can read all of them."""
+    done = subprocess.run(
+        holdfast("status", *address, "--watch", "--json", "--timeout-s=0.1"),
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["exit_code"] == done.returncode == 3
+
+
 def test_how_a_job_ended_is_found(tmp_path: Path) -> None:
     """By the address of its coordinator, by its log folder, and as the last of this user."""
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
