@@ -43,7 +43,7 @@ MOST_TOKENS = {
     "launch": 52.3,
     "compat": 36.9,
     "web": 8.8,
-    "cli": 21.7,
+    "cli": 21.8,
 }
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast.checkpoint import CheckpointManager, Files, Json, Options, load, save
+from holdfast.checkpoint import CheckpointManager, Files, Json, Options, StepGone, load, save
 from holdfast.checkpoint.steps.holds import add_hold
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.tombstone import sealed
@@ -707,3 +707,27 @@ def test_one_file_of_safetensors_is_named_and_is_no_root(root: Path, tmp_path: P
         assert f"{file} is one file of safetensors, and no root of steps" in output, words
     run("convert", file, tmp_path / "back", "--to", "holdfast")
     assert [each.name for each in (tmp_path / "back").glob("[0-9]*")] == ["7"]
+
+
+def test_a_job_that_deletes_all_that_was_listed(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command lists the root again, and never says that it is a file, or another library's."""
+    from holdfast.cli import roots
+
+    listings = iter([{}])
+    find_steps = roots.find_steps
+    monkeypatch.setattr(
+        roots, "find_steps", lambda storage: next(listings, find_steps(storage))
+    )
+    assert "whole" in run("ls", root).output
+    monkeypatch.setattr(roots, "find_steps", lambda storage: {})
+    assert "has other steps than a moment ago" in run("cp", root, tmp_path / "x", code=3).output
+
+    def gone(folder: object, layout: object) -> None:
+        raise StepGone("it was deleted", path=str(folder))
+
+    monkeypatch.setattr(roots, "find_steps", find_steps)
+    monkeypatch.setattr(roots, "look_at", gone)
+    output = run("prune", root, "--keep", "last:1", code=3).output
+    assert f"{root} has other steps than a moment ago" in output
