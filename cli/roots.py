@@ -26,7 +26,6 @@ from holdfast.checkpoint.storage.path import StorePath, open_storage
 
 from .common import Meter
 
-
 ALL_GONE = "has other steps than a moment ago, which its job has deleted: try again"
 
 
