@@ -143,6 +143,9 @@ class StepRestorer:
         newest = max((step for step in steps if chosen is None or step <= chosen), default=None)
         if newest is None:
             raise self._none_restores(failures, left)
+        if chosen not in (None, newest) and not failures:
+            where = self._root.where
+            _log.warning("%s has no step %d: step %d is restored", where, chosen, newest)
         return newest, None if newest in line else self._local_key(newest)
 
     def _none_restores(

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from holdfast.coordination.deadline import Deadline
+
 from .errors import naming_path
 from .format.step_folders import (
     LOOKS,
@@ -43,7 +45,7 @@ def wait_for_new_step(
     """
     storage = open_storage(directory)
     with naming_path(storage.root):
-        newest = _wait(_WatchedRoot(storage, after), time.monotonic() + timeout_s)
+        newest = _wait(_WatchedRoot(storage, after), Deadline(timeout_s))
     return newest.step if newest is not None else None
 
 
@@ -74,7 +76,7 @@ def _iterate(
 ) -> Iterator[int]:
     with naming_path(storage.root):
         root = _WatchedRoot(storage, after)
-        while (newest := _wait(root, time.monotonic() + timeout_s)) is not None:
+        while (newest := _wait(root, Deadline(timeout_s))) is not None:
             fresh = [newest] if skip_to_newest else root.fresh()
             for found in fresh:
                 with contextlib.ExitStack() as until_used:
@@ -89,16 +91,15 @@ def _iterate(
                 root.seen(found)
 
 
-def _wait(root: _WatchedRoot, deadline: float) -> _FoundStep | None:
+def _wait(root: _WatchedRoot, deadline: Deadline) -> _FoundStep | None:
     polls = 0
     while True:
         newest = root.newest()
         if newest is not None:
             return newest
-        remaining_s = deadline - time.monotonic()
-        if remaining_s <= 0:
+        if deadline.passed():
             return None
-        time.sleep(min(remaining_s, POLL_S[min(polls, len(POLL_S) - 1)]))
+        time.sleep(min(deadline.remaining_s(), POLL_S[min(polls, len(POLL_S) - 1)]))
         polls += 1
 
 

@@ -374,11 +374,12 @@ class Failure(click.ClickException):
         super().__init__(printable(message, lines=True))
         self.exit_code: int = code  # type: ignore[misc]
         self._prints_json = wants_json() and not printed
+        self.indent = None if _has("watch") else 2  # a line among those of --watch
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Prints the sentence."""
         if self._prints_json:
-            print_json({"error": self.message, "exit_code": self.exit_code})
+            print_json({"error": self.message, "exit_code": self.exit_code}, self.indent)
         super().show(file)
         if self.exit_code == EXIT_DAMAGED:
             say(
@@ -390,8 +391,12 @@ class Failure(click.ClickException):
 
 def wants_json() -> bool:
     """Returns whether the command that runs was given --json."""
+    return _has("as_json")
+
+
+def _has(flag: str) -> bool:
     context = click.get_current_context(silent=True)
-    return bool(context and context.params.get("as_json"))
+    return bool(context and context.params.get(flag))
 
 
 @contextlib.contextmanager
@@ -491,9 +496,9 @@ def say(text: str, *, err: bool = False) -> None:
     click.echo(printable(text, lines=True), err=err)
 
 
-def print_json(value: Mapping[str, Any]) -> None:
+def print_json(value: Mapping[str, Any], indent: int | None = 2) -> None:
     """Prints one JSON object on stdout; `version` says which shape of docs/cli.md it has."""
-    click.echo(dump_json({"version": JSON_VERSION, **value}, indent=2))
+    click.echo(dump_json({"version": JSON_VERSION, **value}, indent=indent))
 
 
 def dump_json(value: Any, *, indent: int | None = None) -> str:

@@ -108,7 +108,13 @@ def _show(copied: Copied) -> None:
 def _folders(root: Root, step: int | None) -> list[str]:
     """Returns the folders of the checkpoints to copy, relative to the store's root."""
     from holdfast.checkpoint import StepNotFound
-    from holdfast.checkpoint.layouts.detect import find_checkpoint, open_checkpoint
+    from holdfast.checkpoint.layouts.detect import (
+        find_checkpoint,
+        is_single_file,
+        open_checkpoint,
+    )
+
+    from .roots import ALL_GONE
 
     folders = [name for number, (name, _) in root.steps.items() if step in (None, number)]
     if step is None:
@@ -117,6 +123,8 @@ def _folders(root: Root, step: int | None) -> list[str]:
             folders = folders if folder.name else [""]
     if not folders:
         open_checkpoint(root.path, step)  # raises, saying what is there instead
+        if not is_single_file(root.path):
+            raise StepNotFound(f"{root.path} {ALL_GONE}")
         raise Failure(
             f"{root.path} is a single file: copy it as you copy files; `holdfast verify` checks the"
             " copy"

@@ -29,6 +29,11 @@ from .tables import Table, console
 
 _MOST_ENDED = 5  # jobs that are listed, the last that ended
 _FILE = click.Path(exists=True, dir_okay=False)
+OF_NAMED = dict.fromkeys(
+    ("--token-file", "--tls-cert", "--tls-key", "--tls-ca"),
+    "is for a coordinator: give its address. A job that is found here brings its own",
+)
+"""Why an option of credentials does nothing without an address."""
 # They bear the names of the fields of Credentials.
 credential_options = several_options(
     click.option("--token-file", type=_FILE, help="File with the token of a secured coordinator."),
@@ -75,7 +80,8 @@ def only_job(*, as_json: bool) -> tuple[RunningJob, Credentials]:
     here: list[RunningJob | LaunchedJob] = [*(job for job, _ in running.values()), *between]
     if as_json:
         jobs = [_facts(job) for job in (*here, *ended)]
-        print_json({"error": failure.message, "exit_code": failure.exit_code, "jobs": jobs})
+        shown = {"error": failure.message, "exit_code": failure.exit_code, "jobs": jobs}
+        print_json(shown, failure.indent)
         raise failure
     failure.show()
     if here or ended:

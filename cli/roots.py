@@ -26,6 +26,8 @@ from holdfast.checkpoint.storage.path import StorePath, open_storage
 
 from .common import Meter
 
+ALL_GONE = "has other steps than a moment ago, which its job has deleted: try again"
+
 
 class Root:
     """A root of steps in any layout, as one look has shown it. `steps` has the folder and the
@@ -35,7 +37,8 @@ class Root:
     def __init__(self, path: str) -> None:
         self.path = path
         self.storage = open_storage(path)
-        self.steps = find_steps(self.storage)
+        # Its job may have deleted all that the first listing has shown, and saved others.
+        self.steps = find_steps(self.storage) or find_steps(self.storage)
 
     @cached_property
     def left_behind(self) -> set[int]:
@@ -84,8 +87,10 @@ class Root:
             return steps, damaged
         if not self.steps:
             raise self.nothing()
-        others = "steps, but none of holdfast's, and prune deletes no others"
-        raise StepNotFound(f"{self.storage.root} has {others}", path=self.path)
+        why = "has steps, but none of holdfast's, and prune deletes no others"
+        if any(layout.name == "holdfast" for _, layout in self.steps.values()):
+            why = ALL_GONE
+        raise StepNotFound(f"{self.storage.root} {why}", path=self.path)
 
 
 def look_at(

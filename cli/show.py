@@ -245,6 +245,8 @@ def bars(counts: list[int]) -> str:
 
 
 def _print(checkpoint: CheckpointReader, rows: list[dict[str, Any]], chosen: _Chosen) -> None:
+    from holdfast.checkpoint.restoring.match import listed
+
     info = checkpoint.info
     when = f", saved {shown_time(info.finished_s)}" if info.finished_s else ""
     step = f"step {info.step} of " if info.step is not None else ""
@@ -253,6 +255,8 @@ def _print(checkpoint: CheckpointReader, rows: list[dict[str, Any]], chosen: _Ch
         of_item = [row for row in rows if row["item"] == name]
         if of_item:
             _print_item(name, kind, _folded(of_item) if chosen.folds else of_item, chosen.stats)
+        elif kind == "files" and chosen.item in (None, name) and not chosen.under:
+            say(f"\n{name} (files): {listed([file for file, _ in checkpoint.files(name)])}")
     say("")
     for label, facts in (("metrics", info.metrics), ("metadata", info.metadata)):
         if facts:

@@ -26,6 +26,7 @@ from holdfast.proto import session_pb2
 
 from .common import EXIT_NOTHING, Failure, dump_json, print_json, refuse, say
 from .own_jobs import (
+    OF_NAMED,
     credential_options,
     credentials_of,
     how_it_ended,
@@ -237,11 +238,9 @@ class _Target:
 
 
 def _target(address: str | None, files: Mapping[str, str | None], *, as_json: bool) -> _Target:
-    if address is None:
-        job, credentials = only_job(as_json=as_json)
-        return _Target(job.address, credentials, job.job_id)
-    if Path(address).is_dir():
-        job, credentials = job_of_logs(address)
+    if address is None or Path(address).is_dir():
+        refuse(OF_NAMED)
+        job, credentials = only_job(as_json=as_json) if address is None else job_of_logs(address)
         return _Target(job.address, credentials, job.job_id)
     job_id = next((job.job_id for job, _ in running_jobs() if job.address == address), None)
     given = Credentials(**files)  # type: ignore[arg-type]

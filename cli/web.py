@@ -8,7 +8,7 @@ from holdfast.coordination import Credentials
 from holdfast.coordination.process.job_folder import LaunchedJob, launched_jobs
 
 from .common import Failure, failure_of, print_json, refuse
-from .own_jobs import credential_options, credentials_of, newest_attempts, only_job
+from .own_jobs import OF_NAMED, credential_options, credentials_of, newest_attempts, only_job
 
 
 @click.command()
@@ -58,6 +58,8 @@ def web(
 
     if address is not None:
         refuse({"--job-id": "is for a job of this machine: leave it out, or the address"})
+    else:
+        refuse(OF_NAMED)
     try:
         given = Credentials(**files)  # type: ignore[arg-type]
     except ValueError as error:

@@ -18,8 +18,8 @@ class Deadline:
     __slots__ = ("at", "timeout_s")
 
     def __init__(self, timeout_s: float) -> None:
-        if math.isnan(timeout_s):
-            raise ValueError("a timeout of nan: expected a number of seconds")
+        if timeout_s is None or math.isnan(timeout_s):  # callers without a type checker
+            raise ValueError(f"a timeout of {timeout_s}: expected a number of seconds")
         self.timeout_s = timeout_s
         self.at = time.monotonic() + timeout_s
 

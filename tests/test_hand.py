@@ -39,11 +39,11 @@ MOST: dict[str, dict[str, int]] = {
 MOST_TOKENS = {
     "coordination": 73.0,
     "multihost": 48.3,
-    "checkpoint": 195.8,
+    "checkpoint": 195.9,
     "launch": 52.3,
     "compat": 36.9,
     "web": 8.8,
-    "cli": 21.6,
+    "cli": 21.8,
 }
 
 

@@ -383,6 +383,9 @@ def open_checkpoint(
     if is_single_file(path):
         from .safetensors import SafetensorsCheckpoint
 
+        if step is not None:
+            path = os.fspath(path)
+            raise StepNotFound(f"{path} is one file, and has no step {step}", path=path, step=step)
         return SafetensorsCheckpoint(StorePath(wrap(open_storage(folder))), file)
     storage = wrap(open_storage(path))
     if step is None:
@@ -475,6 +478,8 @@ def nothing_at(storage: Storage, step: int | None = None) -> str:
     there instead.
     """
     if "://" not in storage.root and os.path.isfile(storage.root):
+        if storage.root.endswith(".safetensors"):
+            return f"{storage.root} is one file of safetensors, and no root of steps"
         return (
             f"{storage.root} is a file and no checkpoint: expected a folder, or a file that ends in"
             f" .safetensors{why_not_read([os.path.basename(storage.root)])}"

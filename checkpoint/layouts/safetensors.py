@@ -176,9 +176,8 @@ class SafetensorsCheckpoint:
         items = {"state": "tree"}
         if self._beside:
             items[BESIDE] = "files"
-        self.info = CheckpointInfo(
-            "safetensors", str(folder), items, metadata=self._metadata or None
-        )
+        path = str(folder) if file is None else f"{folder}/{file}"
+        self.info = CheckpointInfo("safetensors", path, items, metadata=self._metadata or None)
 
     def _check_is_there(self, file: str, sizes: Mapping[str, int | None]) -> None:
         if file not in sizes:

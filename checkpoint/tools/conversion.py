@@ -11,7 +11,7 @@ from ..format.record import ItemRecord
 from ..format.step_folders import named_step, step_of
 from ..layouts.base import CheckpointReader
 from ..restoring.reader import ArrayReader
-from ..storage.path import StorePath, free_bytes, open_storage
+from ..storage.path import StorePath, free_bytes, open_storage, split
 
 _log = logging.getLogger("holdfast.checkpoint")
 ORBAX_SHRINKS = 16  # Orbax's arrays are compressed: by more than this hardly any are
@@ -43,10 +43,13 @@ class Conversion(NamedTuple):
         info = self.checkpoint.info
         if info.step:
             return info.step
-        if "://" in info.path:
+        path = info.path
+        if path.endswith(".safetensors"):  # one file, in a folder that may be called by its step
+            path, _ = split(path)
+        if "://" in path:
             # The settings of the URL are not in it, so the store cannot be opened anew.
-            return step_of(info.path.rpartition("/")[2]) or 0
-        return named_step(open_storage(info.path), "") or 0
+            return step_of(path.rpartition("/")[2]) or 0
+        return named_step(open_storage(path), "") or 0
 
 
 def trees_of(checkpoint: CheckpointReader, kinds: Mapping[str, str]) -> dict[str, Selected]:

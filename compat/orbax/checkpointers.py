@@ -70,7 +70,7 @@ class Checkpointer(AbstractCheckpointer):
         """
         given = arguments(self._handler, "save", args, kwargs)
         call = f"{type(self).__name__}.save"
-        with orbax_errors():
+        with orbax_errors("force=True"):
             items, metadata = standard.items_to_save(call, self._handler, given, custom_metadata)
             self._save(directory, items, overwrite=force, metadata=metadata)
 

@@ -26,7 +26,7 @@ from holdfast.coordination import BarrierTimeout, CoordinationError, Coordinator
 
 from ..closing import Closing
 from ..group.group import ClusterGroup, Group
-from ..group.group_client import Client, Deadline, GroupClient, group_client_of
+from ..group.group_client import Client, Deadline, GroupClient, group_client_of, named
 from ..job import current_job
 from ..threads import start_daemon
 from .step_agreement_core import Answer, StepLog, agreed_step
@@ -241,11 +241,11 @@ class SyncPoint(Closing):
     def _timeout_error(self, step: int) -> CoordinationError:
         assert self._group_client is not None  # alone, no answer is held back
         missing = tuple(self._group_client.process(task) for task in self._missing)
+        whom = f" no answer from {named(missing)} of {len(self.tasks)};" if missing else ""
         why = f"; the last call failed with: {self._last_error}" if self._last_error else ""
         return BarrierTimeout(
             f"sync point {self.name!r} could not be agreed on in {self._timeout_s:g} s, asked at"
-            f" step {step}: no answer from processes {list(missing)} of {len(self.tasks)}; every"
-            f" process has to ask too, or have died{why}",
+            f" step {step}:{whom} every process has to ask too, or have died{why}",
             name=self.name,
             missing=missing,
         )

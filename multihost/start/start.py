@@ -543,7 +543,7 @@ def _at_main_end() -> None:
     words = _last_words()
     if member is not None and words:
         with suppress(CoordinationError):
-            member.client.report(trouble=words)
+            member.client.report(trouble=words, **last_vitals())
             _say(member.client, words)
 
 

@@ -64,6 +64,18 @@ def test_falling_back_to_the_newest_whole_step(tmp_path: Path) -> None:
             manager.restore(like=tree(0), fallback=True)
 
 
+def test_falling_back_from_a_step_that_is_not_there_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`restore(9, fallback=True)` where there is no step 9 says which step it has taken."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(3, tree(3)).wait()
+        assert equal(manager.restore(3, like=tree(0), fallback=True), 3)
+        assert not caplog.messages
+        assert equal(manager.restore(9, like=tree(0), fallback=True), 3)
+    assert caplog.messages == [f"{tmp_path} has no step 9: step 3 is restored"]
+
+
 def test_a_step_that_is_passed_over_leaves_no_bytes(tmp_path: Path) -> None:
     """What was read of the damaged step is gone before the next one is read."""
     blocks: list[int] = []

@@ -210,3 +210,15 @@ def test_the_newest_beside_a_writer_is_no_older_than_its_listing(tmp_path: Path)
         save(1)
         register_storage("beside", lambda url, single_writer: Replacing(tmp_path))
         assert wait_for_new_step("beside://root", timeout_s=10) == 5
+
+
+@pytest.mark.parametrize("timeout_s", [None, float("nan")])
+def test_a_wait_has_a_bound(timeout_s: float, tmp_path: Path) -> None:
+    """A time-out that is no number of seconds is refused with a sentence, and nothing is waited."""
+    tmp_path.joinpath("root").mkdir()
+    for wait in (
+        lambda: wait_for_new_step(tmp_path / "root", timeout_s=timeout_s),
+        lambda: next(iterate_steps(tmp_path / "root", timeout_s=timeout_s)),
+    ):
+        with pytest.raises(ValueError, match=rf"a timeout of {timeout_s}: expected a number of"):
+            wait()

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast.checkpoint import CheckpointManager, Json, Options, load, save
+from holdfast.checkpoint import CheckpointManager, Files, Json, Options, StepGone, load, save
 from holdfast.checkpoint.steps.holds import add_hold
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.tombstone import sealed
@@ -678,3 +678,54 @@ def test_a_sharding_that_all_have_is_said_once(tmp_path: Path) -> None:
     save(tmp_path / "one", {"w": jax.device_put(jnp.ones(3), everywhere)})
     said = run("show", tmp_path / "one").output
     assert "state (tree), sharding of each array: replicated on x=1" in said
+
+
+def test_show_names_the_files_of_an_item(tmp_path: Path) -> None:
+    """An item of files is shown by its files' names: a few of many, and how many more."""
+
+    def write(folder: Path) -> None:
+        for number in range(23):
+            (folder / f"{number:02}.txt").write_text("x")
+
+    save(tmp_path / "one", items={"state": {"n": 1}, "tokenizer": Files(write)})
+    shown = run("show", tmp_path / "one").stdout
+    assert "tokenizer (files): '00.txt', '01.txt', " in shown
+    assert "and 18 more\n" in shown
+    assert "00.txt" not in run("show", tmp_path / "one", "--item", "state").stdout
+
+
+def test_one_file_of_safetensors_is_named_and_is_no_root(root: Path, tmp_path: Path) -> None:
+    """What is said of one file names the file and not its folder, where others may lie. Where a
+    root is expected, the command says that it is one file.
+    """
+    run("convert", root / "1", tmp_path / "7", "--to", "safetensors")
+    file = next((tmp_path / "7").glob("*.safetensors"))
+    for command in ("show", "verify"):
+        assert f"{file} (" in run(command, file).output.replace(": whole", ""), command
+    for words in (("verify", "--all"), ("sweep",), ("prune", "--keep", "last:1")):
+        output = run(*words, file, code=3).output
+        assert f"{file} is one file of safetensors, and no root of steps" in output, words
+    run("convert", file, tmp_path / "back", "--to", "holdfast")
+    assert [each.name for each in (tmp_path / "back").glob("[0-9]*")] == ["7"]
+
+
+def test_a_job_that_deletes_all_that_was_listed(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command lists the root again, and never says that it is a file, or another library's."""
+    from holdfast.cli import roots
+
+    listings = iter([{}])
+    find_steps = roots.find_steps
+    monkeypatch.setattr(roots, "find_steps", lambda storage: next(listings, find_steps(storage)))
+    assert "whole" in run("ls", root).output
+    monkeypatch.setattr(roots, "find_steps", lambda storage: {})
+    assert "has other steps than a moment ago" in run("cp", root, tmp_path / "x", code=3).output
+
+    def gone(folder: object, layout: object) -> None:
+        raise StepGone("it was deleted", path=str(folder))
+
+    monkeypatch.setattr(roots, "find_steps", find_steps)
+    monkeypatch.setattr(roots, "look_at", gone)
+    output = run("prune", root, "--keep", "last:1", code=3).output
+    assert f"{root} has other steps than a moment ago" in output

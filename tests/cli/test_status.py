@@ -213,6 +213,20 @@ def test_status_of_nobody_says_what_was_tried(address: str, why: str) -> None:
     assert why in ended.stderr and len(ended.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("address", [["unix:/nonexistent/socket"], []])
+def test_a_watch_prints_each_object_in_a_line(address: list[str], tmp_path: Path) -> None:
+    """The last too, which says why it ends: whoever reads lines of JSON can read all of them."""
+    done = subprocess.run(
+        holdfast("status", *address, "--watch", "--json", "--timeout-s=0.1"),
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["exit_code"] == done.returncode == 3
+
+
 def test_how_a_job_ended_is_found(tmp_path: Path) -> None:
     """By the address of its coordinator, by its log folder, and as the last of this user."""
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
@@ -488,3 +502,15 @@ def test_the_history_holds_the_attempts_before() -> None:
         and "launcher    attempt 1 is restarting: process 0 of 1 ended with exit code 3"
         in ended.stdout
     ), ended
+
+
+@pytest.mark.parametrize("command", ["status", "web"])
+def test_credentials_are_for_a_coordinator_that_is_named(command: str, tmp_path: Path) -> None:
+    """A token that would be passed over, as a job that is found here brings its own, is refused."""
+    token = tmp_path / "token"
+    token.write_text("t")
+    done = subprocess.run(
+        holdfast(command, "--token-file", str(token)), capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "--token-file is for a coordinator: give its address" in done.stderr

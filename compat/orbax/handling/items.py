@@ -60,17 +60,19 @@ class StepAlreadyExistsError(ValueError):
 
 
 @contextlib.contextmanager
-def orbax_errors() -> Iterator[None]:
+def orbax_errors(overwrite: str = "overwrite=True") -> Iterator[None]:
     """Raises what Orbax's callers expect: ValueError, FileNotFoundError.
 
-    holdfast's own error is the cause and says more.
+    holdfast's own error is the cause and says more. `overwrite` is how the call would be allowed to
+    replace what is there.
     """
     try:
         yield
     except (TreeMismatch, UnsupportedLeaf) as error:
         raise ValueError(str(error)) from error
     except StepExists as error:
-        raise StepAlreadyExistsError(str(error)) from error
+        text = str(error).replace("overwrite=True", overwrite)
+        raise StepAlreadyExistsError(text) from error
     except StepNotFound as error:
         raise FileNotFoundError(str(error)) from error
 

@@ -91,6 +91,8 @@ class JobSpec:
                 f"num_processes={self.num_processes} in num_slices={self.num_slices}: expected"
                 " slices of one size"
             )
+        if self.spares < 0:
+            raise ValueError(f"spares={self.spares}: expected 0 or more")
         if self.spares and self.num_slices > 1:
             raise ValueError(f"spares={self.spares}: of several slices no process is moved alone")
         if not any(amount > 0 for amount in self.resources.values()):

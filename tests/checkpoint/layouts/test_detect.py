@@ -470,3 +470,12 @@ def test_a_library_that_cannot_be_loaded_hides_no_missing_step(
         monkeypatch.setitem(sys.modules, "holdfast.checkpoint.layouts.orbax.read", None)
         with pytest.raises(StepNotFound):
             manager.metrics(1)
+
+
+def test_a_single_file_has_no_step(tmp_path: Path) -> None:
+    """A step that is asked for of one file of safetensors is StepNotFound, and not passed over."""
+    file = next(Path(write("safetensors", str(tmp_path / "made"))).glob("*.safetensors"))
+    assert open_checkpoint(file).info.layout == "safetensors"
+    with pytest.raises(StepNotFound, match=r"is one file, and has no step 7$") as caught:
+        open_checkpoint(file, 7)
+    assert caught.value.step == 7

@@ -1016,6 +1016,8 @@ def test_orbax_reads_no_old_values(tmp_path: Path) -> None:
             checkpointer.save(tmp_path / "v0", {"w": jnp.ones(2)})
         checkpointer.save(tmp_path / "v0", {"w": jnp.ones(2)}, force=True)
     ours.PyTreeCheckpointer().save(tmp_path / "sync", {"w": jnp.ones(2)}, force=True)
+    with pytest.raises(ValueError, match=r"or pass force=True$"):
+        ours.PyTreeCheckpointer().save(tmp_path / "sync", {"w": jnp.ones(2)})
     for name in ("v1", "v0", "sync"):
         names = [path.name for path in (tmp_path / name).rglob("*")]
         assert not {"_METADATA", "_CHECKPOINT_METADATA", "d", "manifest.ocdbt"} & {*names}, names

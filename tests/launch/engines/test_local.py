@@ -758,15 +758,21 @@ def test_where_processes_can_stay_the_next_coordinator_waits() -> None:
         engine.close()
 
 
-def test_the_last_step_of_one_that_leaves_is_known(tmp_path: Path) -> None:
-    """Without a save, and though it leaves before it has reported of itself."""
+@pytest.mark.parametrize(
+    ("end", "outcome"), [("multihost.shutdown()", "done"), ("raise ValueError", "failed")]
+)
+def test_the_last_step_of_one_that_leaves_is_known(end: str, outcome: str, tmp_path: Path) -> None:
+    """Without a save, and though it leaves, or an exception ends it, before it has reported of
+    itself.
+    """
     code = (
-        "from holdfast import multihost\nmultihost.initialize()\nfor step in range(8):"
-        " multihost.reached_preemption(step)\nmultihost.shutdown()"
+        "import time\nfrom holdfast import multihost\nmultihost.initialize()\nfor step in range(8):"
+        " multihost.reached_preemption(step); time.sleep(0.5 * (step == 1))"  # the first is told
+        f"\n{end}"
     )
     (tmp_path / "program.py").write_text(code)
     result = run_local([sys.executable, str(tmp_path / "program.py")], 1, output=CollectedOutput())
-    assert (result.outcome, result.step) == ("done", 7), result.reasons
+    assert (result.outcome, result.step) == (outcome, 7), result.reasons
 
 
 def test_log_dir_has_a_file_of_each_process(tmp_path: Path) -> None:

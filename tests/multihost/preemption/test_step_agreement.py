@@ -238,7 +238,7 @@ def test_a_process_without_a_sync_point_is_named(clients: list[CoordinationClien
             time.sleep(0.01)
         message = (
             r"sync point 'stop' could not be agreed on in 2 s, asked at step 1: no answer from"
-            r" processes \[2\] of 3"
+            r" process 2 of 3; every process"
         )
         with pytest.raises(BarrierTimeout, match=message) as caught:
             points[0].ask(1)
@@ -390,3 +390,15 @@ def test_a_closed_sync_point_leaves_no_mail(clients: list[CoordinationClient]) -
     point = SyncPoint(clients[0], "stop", process_id=0, tasks=TASKS)
     point.close()
     assert clients[0].key_value_dir_get(point.folder) == []
+
+
+def test_a_timeout_names_a_few_of_many(clients: list[CoordinationClient]) -> None:
+    """Of thousands that did not answer the error names some, and how many more."""
+    with SyncPoint(clients[0], "many", tasks=range(4096), timeout_s=1.0) as point:
+        assert not point.reached(0)
+        point.propose()
+        while not point.statistics()["missing"]:
+            time.sleep(0.01)
+        with pytest.raises(BarrierTimeout, match=r"processes 1, 2, .* and 4055 more of") as caught:
+            point.ask(1)
+    assert len(caught.value.missing) == 4095 and len(str(caught.value)) < 500

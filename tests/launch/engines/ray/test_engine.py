@@ -549,3 +549,9 @@ def test_a_draining_host_takes_its_slice_along(the_fleet: Fleet) -> None:
     assert seen.outcome == "done", seen.job.reasons
     assert [value["HOLDFAST_NUM_PROCESSES"] for value in seen.values] == ["2", "2"]
     assert not any(key.startswith("MEGASCALE_") for value in seen.values for key in value)
+
+
+def test_spares_below_none_are_refused() -> None:
+    """A job has no fewer than 0 spares."""
+    with pytest.raises(ValueError, match=r"^spares=-1: expected 0 or more$"):
+        engine.JobSpec(num_processes=2, spares=-1)
