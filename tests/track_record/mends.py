@@ -15,7 +15,7 @@ MENDS = (
         mended="2026-11-23",
         wrong="A sweep deleted the packs of a fenced writer, whose record the kernel then linked.",
         file="checkpoint/steps/local_claims.py",
-        text="record.unlink(missing_ok=True)",
+        text="Path(entry).unlink(missing_ok=True)",
         instead="pass",
         found_by=f"{STEPS}/test_garbage.py::test_a_late_link_finds_no_record",
     ),
