@@ -276,7 +276,7 @@ MUTATIONS = (
         "a sweep leaves a fenced writer's record",
         module="steps.local_claims",
         function="LocalClaims.bury",
-        text="record.unlink(missing_ok=True)",
+        text="Path(entry).unlink(missing_ok=True)",
         instead="pass",
         found_in="a link that lands late, beside a sweep",
         breaks=(rules.WHOLE,),
