@@ -63,9 +63,8 @@ class RestoreReport(Message):
     """What one process reports: what it restores, of which save, up to where, and its error.
 
     `is_mistake`: the caller is mistaken, or this process lacks descriptors or memory, and no other
-    step would do better. `need` is what it needs
-    of its host's memory, where nothing has been read yet. `shared` is what all others are to hear
-    of this process.
+    step would do better. `need` is what it needs of its host's memory, where nothing has been read
+    yet. `shared` is what all others are to hear of this process.
     """
 
     process: int

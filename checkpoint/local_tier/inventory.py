@@ -56,7 +56,8 @@ class FoundStep:
 class SurveyVerdict(Message):
     """What all processes know after a survey: the local steps, best first, or why there are none.
 
-    The reports of the parts stay with the primary, which builds records of them.
+    With `unseen`, as in Inventory, nothing is known of them. The reports of the parts stay with the
+    primary, which builds records of them.
     """
 
     steps: Sequence[FoundStep] = ()
