@@ -26,7 +26,7 @@ _TROUBLE = re.compile(
 # A Ctrl-C that comes when the program is done meets what jax has to do at its end.
 _JAX_AT_EXIT = re.compile(
     r"^((?:\[\d+\] )?)Exception ignored in atexit callback.*\n\1Traceback .*\n"
-    r'(?:\1  File ".*/jax/.*\n(?:\1    .*\n)*)+\1KeyboardInterrupt.*$',
+    r'(?:\1  File ".*/jax/.*\n(?:\1(?:    .*)?\n)*)+\1KeyboardInterrupt.*$',
     re.MULTILINE,
 )
 _CAUSED = ("The above exception was", "During handling of the above")
@@ -282,7 +282,8 @@ def _tracebacks_in(lines: list[str]) -> Iterator[str]:
             chain = []
         if inside:
             chain.append(line)
-            inside = line.startswith((" ", "Traceback"))
+            # A call that ends before its first line has an empty one, until Python 3.13.
+            inside = not line or line.startswith((" ", "Traceback"))
     if chain:
         yield "\n".join(chain)
 

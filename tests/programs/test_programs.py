@@ -77,6 +77,28 @@ def test_a_story_that_is_not_one_is_seen(tmp_path: Path) -> None:
     assert "ls lists 2" in told_of(part)
 
 
+def test_a_ctrl_c_before_a_calls_first_line_is_the_programs_own(tmp_path: Path) -> None:
+    """Until Python 3.13 its traceback has an empty line."""
+    run = replace(draw(SEED)[0], program="plain_jax", ending="interrupted", shape="alone")
+    story = Story(Runner(run, HERE, tmp_path))
+    trace = "\n".join(
+        [
+            "Traceback (most recent call last):",
+            '  File "/corpus/plain_jax.py", line 7, in <module>',
+            '  File "/lib/python3.11/json/encoder.py", line 105, in __init__',
+            "    def __init__(self, *, skipkeys=False, ensure_ascii=True,",
+            "",
+            "KeyboardInterrupt",
+        ]
+    )
+    part = Part([], tmp_path, 40, False, code=-2, log=trace, sent=["SIGINT to the program"])
+    told = list(story.contradictions(part, story.listen(part)))
+    assert not [each for each in told if "traceback" in each]
+    part.log = trace.replace("KeyboardInterrupt", "OSError")
+    told = list(story.contradictions(part, story.listen(part)))
+    assert [each for each in told if each.endswith("OSError")]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("program", PROGRAMS)
