@@ -91,6 +91,8 @@ class CheckpointManager:
         local: Local | None = None,
     ) -> None:
         self._last_saved: int | None = None
+        self._at: int | None = None  # the step of the program, by its last save or restore
+        self._has_policy = save_policy is not None
         # Until it is open: what was not opened needs no closing.
         self._closed = True
         self._forked = False
@@ -149,7 +151,8 @@ class CheckpointManager:
         overwrite: bool = False,
     ) -> SaveHandle:
         """Starts to save a step; returns a handle, false, having done nothing, when the save policy
-        does not want it.
+        does not want it. None wants the step that this manager has just saved, or restored, and
+        that is there: after the loop the last one may be saved again, once.
 
         `state` is the tree of the item "state"; `items` names several: trees, `Json(value)`, data
         iterators. Returns when the caller may donate or overwrite its arrays; writing goes on in
@@ -173,8 +176,7 @@ class CheckpointManager:
         every process then begins the same saves, whenever it learns of a failure. A miss (see
         Options.on_save_error) is not raised here.
         """
-        self._refuse_in_callback("save")
-        self._check_writable()
+        self._check_writable("save")
         order = SaveOrder(
             step,
             state=state,
@@ -195,13 +197,16 @@ class CheckpointManager:
             self._state.statistics.add(saves_skipped=1)
             handle = SaveHandle(step)
         else:
-            is_again = step == self._last_saved
-            self._last_saved = step
+            is_again = step == self._at
+            self._last_saved = self._at = step
             try:
                 handle = lane.save(order)
-            except StepExists:
-                # The loop's own save was of the step at which it stops.
-                if not (is_again and self._parts.scheduler.stops_at(step)):
+            except StepExists as error:
+                # The loop's own save was of the step at which it stops, or, once, ends.
+                stops = is_again and self._parts.scheduler.stops_at(step)
+                ends = is_again and self._has_policy and not force
+                self._at = step if stops else None
+                if not (stops or ends) or hasattr(error, "__notes__"):  # of a save that failed
                     raise
                 handle = SaveHandle(step)
         for other in self._parts.lanes[1:]:
@@ -269,7 +274,8 @@ class CheckpointManager:
     def _refuse_in_callback(self, call: str) -> None:
         refuse_in_callback(self._root.writer.id, call)
 
-    def _check_writable(self) -> None:
+    def _check_writable(self, call: str) -> None:
+        self._refuse_in_callback(call)
         where = self._root.where
         if self._closed:
             forked = (
@@ -285,8 +291,7 @@ class CheckpointManager:
         """Deletes a step, held or not; every process calls it, the primary acts. Blocks. Raises
         StepNotFound, and CheckpointError where the step is still there; on every process alike.
         """
-        self._refuse_in_callback("delete")
-        self._check_writable()
+        self._check_writable("delete")
         step = check_step(step)
         self._durable.join()
         self._catalog.delete(step)
@@ -295,8 +300,7 @@ class CheckpointManager:
         """Deletes steps as a keep policy does: those that a reader holds stay. Returns which of the
         steps are not there any more; one that was not there is no error. Otherwise as `delete`.
         """
-        self._refuse_in_callback("delete_unheld")
-        self._check_writable()
+        self._check_writable("delete_unheld")
         checked = [check_step(step) for step in steps]
         self._durable.join()
         return self._catalog.delete_unheld(checked)
@@ -470,6 +474,7 @@ class CheckpointManager:
         count_anew(group.count)
         for lane in self._parts.lanes:
             lane.count_anew()
+        self._at = None
         began_s = time.perf_counter()
         # Alike on all processes: a restore ends alike on all.
         trace = f"{self._root.messages}/{self._state.statistics.restores}"
@@ -477,6 +482,7 @@ class CheckpointManager:
             step, values = self._parts.restorer.restore(
                 chosen, wanted, options, hold_s=hold_s, fallback=fallback
             )
+        self._at = step
         size = sum(map(_bytes_of, values.values()))
         statistics = self._state.statistics
         statistics.add(restores=1, restore_s=time.perf_counter() - began_s, restore_bytes=size)
@@ -498,7 +504,7 @@ class CheckpointManager:
         `store_hedged_reads`. The most memory of the host that all saves and restores of this
         process have held at a time is `checkpoint_peak_bytes`.
         """
-        storage = self._catalog.root.storage
+        storage = self._root.storage
         counted = storage.statistics() if isinstance(storage, CountsRequests) else {}
         counted["checkpoint_peak_bytes"] = USE.peak_bytes
         tier = self._catalog.tier

@@ -198,7 +198,7 @@ class StepCatalog:
         where = self.root.where
         return StepExists(
             f"step {step} is already in {where}; nothing was written. To replace it, pass"
-            " overwrite=True",
+            f" overwrite=True; to let it stay, save only `if manager.latest_step() != {step}`",
             step=step,
             path=where,
         )

@@ -5,6 +5,7 @@ tests/system/test_group_saves.py.)
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -28,10 +29,12 @@ from holdfast.checkpoint import (
     CheckpointError,
     CheckpointManager,
     Corrupt,
+    EveryNSteps,
     Files,
     Json,
     KeepLast,
     Options,
+    SaveFailed,
     StepExists,
     StepNotFound,
     TreeMismatch,
@@ -134,6 +137,54 @@ def test_items_metrics_metadata(tmp_path: Path) -> None:
             manager.restore(1, item="ghost")
 
 
+def test_the_last_step_once_more_after_the_loop(tmp_path: Path) -> None:
+    """A policy does not want what the program has just saved, or restored, and is there. Who has
+    done neither hears that the step exists, who forces it too, and who stays at a step.
+    """
+
+    def opened() -> CheckpointManager:
+        return CheckpointManager(tmp_path, save_policy=EveryNSteps(2))
+
+    with opened() as manager:
+        for step in range(1, 5):
+            manager.save(step, tree(step))
+        assert not manager.save(4, tree(4))
+        assert manager.all_steps() == [2, 4]
+        with pytest.raises(StepExists, match=r"save only `if manager.latest_step\(\) != 4`"):
+            manager.save(4, tree(5))
+        manager.save(6, tree(6))
+        with pytest.raises(StepExists):
+            manager.save(6, tree(7), force=True)
+    with opened() as manager:
+        with pytest.raises(StepExists):
+            manager.save(6, tree(5))
+        manager.restore(like=tree(0))
+        assert not manager.save(6, tree(6))
+        manager.restore(like=tree(0))
+        manager.delete(6)
+        assert manager.save(6, tree(7))
+        manager.save(6, tree(8), overwrite=True).wait()
+        assert equal(manager.restore(6, like=tree(0)), 8)
+
+
+def test_a_last_step_that_failed_is_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not there is wanted, though the program has begun to save it."""
+    with CheckpointManager(tmp_path, save_policy=EveryNSteps(2)) as manager:
+        with monkeypatch.context() as patched:
+
+            def full(*_: Any, **__: Any) -> None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+            patched.setattr(os, "fsync", full)
+            manager.save(2, tree(1))
+            with pytest.raises(SaveFailed):
+                manager.wait_until_finished()
+        assert manager.save(2, tree(2))
+    assert equal(load(tmp_path, like=tree(0)), 2)
+
+
 def test_a_step_that_exists(tmp_path: Path) -> None:
     """It is StepExists and nothing changes, unless `overwrite=True`, which leaves the new files
     only.
@@ -145,7 +196,7 @@ def test_a_step_that_exists(tmp_path: Path) -> None:
         with pytest.raises(
             StepExists,
             match=(
-                r"step 1 is already in .*; nothing was written. To replace it, pass overwrite=True"
+                r"step 1 is already in .*; nothing was written. To replace it, pass overwrite=True;"
             ),
         ):
             manager.save(1, tree(2))

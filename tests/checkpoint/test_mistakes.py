@@ -182,7 +182,8 @@ MISTAKES |= {
     "a step that is there": (
         lambda manager: manager.save(8, _params()),
         StepExists,
-        "step 8 is already in {root}; nothing was written. To replace it, pass overwrite=True",
+        "step 8 is already in {root}; nothing was written. To replace it, pass overwrite=True; to"
+        " let it stay, save only `if manager.latest_step() != 8`",
     ),
     "a metric that is none": (
         lambda manager: manager.save(9, _params(), metrics={"loss": "low"}),

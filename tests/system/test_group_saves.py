@@ -54,6 +54,7 @@ def of_two(runs: Path, of_four: dict[str, list[str]]) -> dict[str, list[str]]:
         ("group_saves_opening_fails_fails_all", runs / "file"),
         ("group_saves_busy_primary_skips_for", runs / "busy"),
         ("group_saves_processes_know_other_steps", runs / "unknown"),
+        ("group_saves_last_step_twice", runs / "twice"),
     ]
     return run_in_turn(2, programs)
 
@@ -106,6 +107,12 @@ def test_a_busy_primary_skips_for_all(of_two: dict[str, list[str]]) -> None:
     outputs = of_two["group_saves_busy_primary_skips_for"]
     (saved,) = {line for output in outputs for line in output.splitlines() if "saved" in line}
     assert saved.startswith("saved [")
+
+
+@pytest.mark.usefixtures("of_two")
+def test_the_last_step_once_more_after_the_loop(runs: Path) -> None:
+    """No policy wants what the job has just saved, or restored: on no process."""
+    assert {name.split("/")[0] for name in files(runs / "twice")} == {"2", "4", "6"}
 
 
 def test_unknown_steps_are_learnt_with_the_next_save(

@@ -89,14 +89,17 @@ class Save:
         answer = alike(found)
         for is_local in (False, True):
             is_due = self.is_due(world, site, is_local=is_local)
-            if answer is False:
-                continue
             if is_due is not False:
                 yield from self._saved(world, site, answer, is_local=is_local)
         if answer is False and all(
             self.is_due(world, site, is_local=is_local) is not True for is_local in (False, True)
         ):
             yield world
+
+    def _is_again(self, world: World, site: Site) -> bool:
+        """Says whether the step may be done, since the program was at it: once, for a policy."""
+        has_policy = site.settings.save_policy != "always"
+        return has_policy and self.step == world.at and not self.force
 
     def _is_waited_for(self, site: Site) -> bool:
         # A save on the hosts may be under way while durable ones begin: of two the model has none.
@@ -133,8 +136,9 @@ class Save:
             if isinstance(place, str):
                 # In a group the others have begun this save, and its policy knows it.
                 is_known = site.settings.processes > 1
-                if answer == place:
-                    now = started if is_known else world
+                is_done = answer is False and place == "StepExists" and self._is_again(world, site)
+                if answer == place or is_done:
+                    now = replace(started if is_known else world, at=None)
                     yield now
                     if self.step in now.unlisted:  # the commit has found it
                         yield replace(now, unlisted=now.unlisted - {self.step})
@@ -424,7 +428,7 @@ class Restore:
         """Returns the world after the restore, None where it would have ended otherwise."""
         if world.begun is not None and _kinds(found) == {"StepGone"}:
             # The keep policy of the save under way has let it go while it was read.
-            return None if self.step is None else world
+            return None if self.step is None else replace(world, at=None)
         passed: set[int] = set()
         while (step := self._candidate(world, passed)) is not None:
             saved = world.all_steps[step]
@@ -435,13 +439,13 @@ class Restore:
             is_local = world.is_local(step)
             gives_way = site.settings.fallback or (is_local and self.step is None)
             if not gives_way:
-                return world if _kinds(found) <= DAMAGED else None
+                return replace(world, at=None) if _kinds(found) <= DAMAGED else None
             if is_local:
                 world = world.without_local(step)
             else:
                 passed.add(step)
         if _kinds(found) == {"StepNotFound"}:
-            return replace(world, passed=world.passed | passed)
+            return replace(world, passed=world.passed | passed, at=None)
         return None
 
     def _candidate(self, world: World, passed: set[int]) -> int | None:

@@ -52,8 +52,8 @@ class World:
 
     `left` are the steps of the store that were left behind, of which the manager does not know
     those in `unheard`. `restored` is what it may go on from, `own` what it has saved as a branch
-    since the last restore. `bases` has by each step that was ever left the lowest base of a branch
-    that left it.
+    since the last restore, `at` the step that it has just saved or restored. `bases` has by each
+    step that was ever left the lowest base of a branch that left it.
     """
 
     settings: Settings
@@ -66,6 +66,7 @@ class World:
     unheard: frozenset[int] = frozenset()
     restored: frozenset[int] = frozenset()
     own: frozenset[int] = frozenset()
+    at: int | None = None
     bases: Mapping[int, int] = field(default_factory=dict)
     passed: frozenset[int] = frozenset()
     unlisted: frozenset[int] = frozenset()
@@ -111,6 +112,7 @@ class World:
             unheard=frozenset(),
             restored=frozenset(),
             own=frozenset(),
+            at=None,
             passed=frozenset(),
             unlisted=frozenset(),
             local={**self.replaced, **self.local},
@@ -177,8 +179,8 @@ class World:
         a look is forgotten.
         """
         if place.is_branch or step <= place.base:
-            return self
-        return replace(self, restored=frozenset())
+            return replace(self, at=step)
+        return replace(self, restored=frozenset(), at=step)
 
     def started(self, step: int, now_s: float) -> World:
         """Returns the world whose save policy knows of a durable save."""
@@ -324,6 +326,7 @@ class World:
             is_open=False,
             restored=self.restored | {step},
             own=frozenset(),
+            at=step,
             passed=self.passed | passed,
         )
 
