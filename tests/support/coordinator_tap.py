@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -74,7 +75,8 @@ class _Tap:
     """Writes the messages of this coordinator."""
 
     def __init__(self, folder: str) -> None:
-        self._file = (Path(folder) / f"{os.getpid()}.messages").open("w", buffering=1)
+        # In a long job two coordinators may have one process id.
+        self._file = (Path(folder) / f"{uuid.uuid4()}.messages").open("w", buffering=1)
 
     def write(self, message: Message, code: int) -> None:
         """Writes a message, once it is answered."""
