@@ -182,7 +182,7 @@ class SaveHandle:
         return self._defect or (None if self._result is None else self._result.error)
 
     def _run(self) -> None:
-        """Does the save, on the saving thread."""
+        """Does the save, on the saving thread. However little memory is left, it ends."""
         assert self._save is not None and self._context is not None
         try:
             self._result = self._context.run(self._save)
@@ -191,9 +191,19 @@ class SaveHandle:
         except BaseException as error:
             # A defect of the saver's own: the next call raises it.
             self._defect = error
-        if self._save.broken is None:  # else it is the caller's, and so are its frames
-            clear_frames(self._error())
-        self._ended.set()
+        try:
+            self._end()
+        finally:
+            _held.discard(self)
+            self._told.set()
+
+    def _end(self) -> None:
+        assert self._save is not None
+        try:
+            if self._save.broken is None:  # else it is the caller's, and so are its frames
+                clear_frames(self._error())
+        finally:
+            self._ended.set()
         # A callback may have come between the last call and the end.
         if self._error() is None:
             self._call_back()
@@ -202,8 +212,6 @@ class SaveHandle:
             self._callbacks.clear()
         if self._is_left:
             self._tell_lost()
-        _held.discard(self)
-        self._told.set()
 
     @property
     def _what(self) -> str:
@@ -439,8 +447,11 @@ def _broken_by(error: BaseException, step: int) -> Exception:
 def _serve(saves: queue.SimpleQueue[SaveHandle | None]) -> None:
     """Runs saves until None comes; holds none of them while it waits."""
     while (save := saves.get()) is not None:
-        threading.current_thread().name = f"holdfast-save-{save.step}"
-        save._run()
+        with contextlib.suppress(MemoryError):
+            try:
+                threading.current_thread().name = f"holdfast-save-{save.step}"
+            finally:
+                save._run()
         del save
 
 

@@ -487,22 +487,32 @@ async def _cut_out(store: Any, key: str, start: int, stop: int) -> bytes:
 
 @cache
 def _loop(pid: int) -> asyncio.AbstractEventLoop:
-    """Returns the loop that this process's requests run in, on a thread of its own.
+    """Returns the loop that this process's requests run in, on a thread of its own. Raises OSError
+    where it cannot be made, for instance without descriptors.
 
     A forked child has none of its parent's threads.
     """
-    made: list[asyncio.AbstractEventLoop] = []
+    made: list[asyncio.AbstractEventLoop | Exception] = []
     is_made = Latch()
     start_thread(_run_loop, made, is_made)
     is_made.wait()
+    if isinstance(made[0], Exception):
+        raise made[0]
     return made[0]
 
 
-def _run_loop(made: list[asyncio.AbstractEventLoop], is_made: Latch) -> None:
+def _run_loop(made: list[asyncio.AbstractEventLoop | Exception], is_made: Latch) -> None:
     """Runs a loop for ever; it is made here, where Ctrl-C does not leave half of one."""
-    made.append(asyncio.new_event_loop())
-    is_made.set()
-    made[0].run_forever()
+    try:
+        loop = asyncio.new_event_loop()
+    except Exception as error:
+        made.append(error)
+        return
+    else:
+        made.append(loop)
+    finally:
+        is_made.set()
+    loop.run_forever()
 
 
 @cache

@@ -18,6 +18,7 @@ from typing import Any
 from ..memory.levels import UNLIMITED_BYTES
 
 LOOK_S = 1.0  # how often a wait looks for itself
+START_S = 10.0  # a thread that has not begun by then lacks memory for its first call
 ASKED_BYTES = 1 << 20  # who takes so much asks what the host has left
 
 
@@ -55,17 +56,31 @@ class Latch:
 
 
 def start_thread(work: Callable[..., object], *arguments: object) -> None:
-    """Starts a daemon thread, in one operation: see Latch. Raises RuntimeError where the
-    interpreter starts none any more.
+    """Starts a daemon thread, in one operation (see Latch), and waits until it has begun. Raises
+    RuntimeError where the interpreter starts none any more, or the thread cannot begin.
     """
+    begun = Latch()
+    first: dict[None, str] = {}  # who comes first decides: `setdefault` is one operation
+
+    def run() -> None:
+        if first.setdefault(None, "thread") == "thread":
+            begun.set()
+            work(*arguments)
+
+    _start(run)
+    if not begun.wait(START_S) and first.setdefault(None, "caller") == "caller":
+        raise RuntimeError(f"a thread has not begun in {START_S:g} s")
+
+
+def _start(work: Callable[..., object], *arguments: object) -> None:
     if sys.is_finalizing():  # before Python 3.12 a thread would start, and never run
         raise RuntimeError("the interpreter has ended its threads")
     _thread.start_new_thread(work, arguments)
 
 
 def do_beside(work: Callable[..., object], *arguments: object) -> None:
-    """Does work that ends on a daemon thread, or here where the interpreter starts none: at its
-    end, and in Python 3.12.0 and 3.12.1 as soon as its main thread has ended.
+    """Does work that ends on a daemon thread, or here where none begins: at the interpreter's end,
+    and in Python 3.12.0 and 3.12.1 as soon as its main thread has ended.
     """
     try:
         start_thread(work, *arguments)
@@ -84,36 +99,58 @@ def run_side_by_side(
         return [work(item) for item in items]
     todo = collections.deque(enumerate(items))
     results: list[Any] = [None] * len(items)
-    errors: dict[int, BaseException] = {}
+    errors: list[BaseException | None] = [None] * len(items)
     begun: list[Latch] = []
 
     def serve(ended: Latch) -> None:
         begun.append(ended)
-        while todo:
-            with contextlib.suppress(IndexError):  # another thread took the last
-                index, item = todo.popleft()
-                try:
-                    results[index] = work(item)
-                except BaseException as error:
-                    errors[index] = error
-                    del item  # the error holds this frame, which may not have ended
-        ended.set()
+        try:
+            while todo:
+                with contextlib.suppress(IndexError):  # another thread took the last
+                    index, item = todo.popleft()
+                    try:
+                        results[index] = work(item)
+                    except BaseException as error:
+                        errors[index] = error
+                        del item  # the error holds this frame, which may not have ended
+        finally:
+            ended.set()
 
-    threads = [Latch() for _ in range(min(max_concurrency, len(items)))]
+    threads: list[Latch] = []
     try:
-        for ended in threads:
-            do_beside(serve, ended)
-        for ended in threads:
-            ended.wait()
+        try:
+            for _ in range(min(max_concurrency, len(items))):
+                ended = Latch()
+                _start(serve, ended)
+                threads.append(ended)
+        except RuntimeError:
+            serve(Latch())
+        if not all(_has_ended(ended, begun) for ended in threads):
+            serve(Latch())
+        _wait_for_all(begun)
     except BaseException:
         # Ctrl-C: what has begun ends first, and a thread that begins later finds nothing to do.
         todo.clear()
-        for ended in list(begun):
-            ended.wait()
+        _wait_for_all(begun)
         raise
-    if errors:
-        raise errors[min(errors)]
+    if failed := [error for error in errors if error is not None]:
+        raise failed[0]
     return results
+
+
+def _has_ended(ended: Latch, begun: list[Latch]) -> bool:
+    """Waits for a thread; returns whether it has begun at all: one that lacks memory for its first
+    call says nothing.
+    """
+    while not ended.wait(LOOK_S):
+        if ended not in begun:
+            return False
+    return True
+
+
+def _wait_for_all(begun: list[Latch]) -> None:
+    for ended in list(begun):
+        ended.wait()
 
 
 class ByteBudget:

@@ -542,3 +542,27 @@ def test_a_failed_save_keeps_none_of_its_snapshot(tmp_path: Path) -> None:
         with pytest.raises(SaveFailed, match="No space left"):
             handle.wait()
         assert pooled_blocks() == blocks
+
+
+def test_a_save_ends_where_no_memory_is_left_to_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its error is raised, nobody waits in vain, and its thread serves the next save."""
+
+    def before(verb: str, name: str, end_s: float) -> None:
+        if verb == "write" and name.startswith("1/"):
+            raise MemoryError
+
+    def without_memory(_: BaseException | None) -> None:
+        raise MemoryError
+
+    with CheckpointManager(told_url(tmp_path, before)) as manager:
+        with monkeypatch.context() as patched:
+            patched.setattr(async_saver, "clear_frames", without_memory)
+            handle = manager.save(1, {"w": np.zeros(9)})
+            with pytest.raises(SaveFailed):
+                handle.wait(20)
+            async_saver.settle(20)
+            assert "has not ended" not in capsys.readouterr().err
+        manager.save(2, {"w": np.zeros(9)}).wait(20)
+        assert manager.all_steps() == [2]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gc
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -48,6 +50,7 @@ from holdfast.checkpoint.storage.bucket import (
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.coordination import Fenced
 from tests.checkpoint.storage.test_retries import Clock
+from tests.model.checkpoint.faulty import few_descriptors
 from tests.support.object_servers import BUCKET, azure_server, rclone_server, s3_server
 from tests.support.proxy import Proxy, address_of, through
 
@@ -220,6 +223,18 @@ def test_an_upload_that_fails_leaves_nothing() -> None:
             storage.write("1/state/a", 4 * PART_BYTES, parts())
         assert storage.keys("") == []
         assert requests.count(f"DELETE /{BUCKET}/cut/1/state/a") == 1
+
+
+# asyncio has half of a loop then, which is not closed in order.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_without_a_descriptor_for_its_loop_a_request_fails() -> None:
+    """Nobody waits for a loop that could not be made; with one the next request makes it."""
+    another = os.getpid() + 1  # this process may have one
+    with few_descriptors(0), pytest.raises(OSError, match="Too many open files"):
+        bucket._loop(another)
+    gc.collect()
+    loop = bucket._loop(another)
+    loop.call_soon_threadsafe(loop.stop)
 
 
 def test_errors_say_what_to_do() -> None:

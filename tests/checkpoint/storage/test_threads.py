@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
+from collections.abc import Callable
 
 import pytest
 
-from holdfast.checkpoint.storage.threads import Latch, run_side_by_side
+from holdfast.checkpoint.storage import threads
+from holdfast.checkpoint.storage.threads import Latch, do_beside, run_side_by_side
+from tests.support.cluster import run_processes
+from tests.support.paths import program
 
 
 def test_side_by_side_keeps_order_and_raises_first_error() -> None:
@@ -32,6 +37,30 @@ def test_side_by_side_keeps_order_and_raises_first_error() -> None:
     with pytest.raises(ValueError, match="item 3"):
         run_side_by_side(work, list(range(20)), 4)
     assert sorted(ended) == [item for item in range(20) if item not in (3, 5)] and max(most) <= 4
+
+
+def test_work_is_done_here_where_no_thread_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that lacks memory for its first call says nothing; nor does one come too late."""
+    late: list[Callable[[], object]] = []
+
+    def start(work: Callable[..., object], arguments: tuple[object, ...]) -> int:
+        late.append(lambda: work(*arguments))
+        return 0
+
+    monkeypatch.setattr(_thread, "start_new_thread", start)
+    monkeypatch.setattr(threads, "START_S", 0.01)
+    done = list[int]()
+    assert run_side_by_side(lambda item: -item, [1, 2, 3], 2) == [-1, -2, -3]
+    do_beside(done.append, 4)
+    for begin in late:
+        begin()
+    assert done == [4]
+
+
+@pytest.mark.timeout(100)
+def test_saves_end_in_a_process_without_memory_for_threads() -> None:
+    """Of a real limit, at what the process has: each save is there, or raises."""
+    run_processes(program("saves_without_memory"), 1)
 
 
 def test_an_interrupt_waits_for_what_has_begun() -> None:
