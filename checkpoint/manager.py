@@ -91,7 +91,8 @@ class CheckpointManager:
         local: Local | None = None,
     ) -> None:
         self._last_saved: int | None = None
-        self._at: int | None = None  # the step of the program, by its last save or restore
+        # The program's step, by its last save or restore, and the items of that.
+        self._at: tuple[int | None, set[str]] = (None, set())
         self._has_policy = save_policy is not None
         # Until it is open: what was not opened needs no closing.
         self._closed = True
@@ -151,8 +152,8 @@ class CheckpointManager:
         overwrite: bool = False,
     ) -> SaveHandle:
         """Starts to save a step; returns a handle, false, having done nothing, when the save policy
-        does not want it. None wants the step that this manager has just saved, or restored, and
-        that is there: after the loop the last one may be saved again, once.
+        does not want it. None wants the items of a step that this manager has just saved, or
+        restored, and that is there: after the loop the last one may be saved again, once.
 
         `state` is the tree of the item "state"; `items` names several: trees, `Json(value)`, data
         iterators. Returns when the caller may donate or overwrite its arrays; writing goes on in
@@ -197,15 +198,19 @@ class CheckpointManager:
             self._state.statistics.add(saves_skipped=1)
             handle = SaveHandle(step)
         else:
-            is_again = step == self._at
-            self._last_saved = self._at = step
+            names = {*items} if isinstance(items, Mapping) else {"state"}
+            at, saved = self._at
+            is_again = step == at and names <= saved
+            self._at = (step, names)
+            self._last_saved = step
             try:
                 handle = lane.save(order)
             except StepExists as error:
                 # The loop's own save was of the step at which it stops, or, once, ends.
                 stops = is_again and self._parts.scheduler.stops_at(step)
                 ends = is_again and self._has_policy and not force
-                self._at = step if stops else None
+                if not stops:
+                    self._at = (None, set())
                 if not (stops or ends) or hasattr(error, "__notes__"):  # of a save that failed
                     raise
                 handle = SaveHandle(step)
@@ -474,7 +479,7 @@ class CheckpointManager:
         count_anew(group.count)
         for lane in self._parts.lanes:
             lane.count_anew()
-        self._at = None
+        self._at = (None, set())
         began_s = time.perf_counter()
         # Alike on all processes: a restore ends alike on all.
         trace = f"{self._root.messages}/{self._state.statistics.restores}"
@@ -482,7 +487,7 @@ class CheckpointManager:
             step, values = self._parts.restorer.restore(
                 chosen, wanted, options, hold_s=hold_s, fallback=fallback
             )
-        self._at = step
+        self._at = (step, {*wanted})
         size = sum(map(_bytes_of, values.values()))
         statistics = self._state.statistics
         statistics.add(restores=1, restore_s=time.perf_counter() - began_s, restore_bytes=size)

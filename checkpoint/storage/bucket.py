@@ -159,8 +159,8 @@ class BucketStorage(ObjectStorage):
         # obstore tries a part again in its own time. At the deadline nobody waits for it: the
         # upload ends with its next part, and no record will name the file.
         ended = Latch()
-        do_beside(self._send, upload, ended)
         try:
+            do_beside(self._send, upload, ended)
             in_time = ended.wait(self._patience.end_s - self._patience.clock())
         except BaseException as error:  # Ctrl-C
             upload.failures.append(error)

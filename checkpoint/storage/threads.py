@@ -17,8 +17,9 @@ from typing import Any
 
 from ..memory.levels import UNLIMITED_BYTES
 
-LOOK_S = 1.0  # how often a wait looks for itself
-START_S = 10.0  # a thread that has not begun by then lacks memory for its first call
+# How often a wait looks for itself. A thread that has not begun by then may lack memory for its
+# first call: it says nothing.
+LOOK_S = 1.0
 ASKED_BYTES = 1 << 20  # who takes so much asks what the host has left
 
 
@@ -68,8 +69,8 @@ def start_thread(work: Callable[..., object], *arguments: object) -> None:
             work(*arguments)
 
     _start(run)
-    if not begun.wait(START_S) and first.setdefault(None, "caller") == "caller":
-        raise RuntimeError(f"a thread has not begun in {START_S:g} s")
+    if not begun.wait(LOOK_S) and first.setdefault(None, "caller") == "caller":
+        raise RuntimeError(f"a thread has not begun in {LOOK_S:g} s")
 
 
 def _start(work: Callable[..., object], *arguments: object) -> None:
@@ -139,9 +140,7 @@ def run_side_by_side(
 
 
 def _has_ended(ended: Latch, begun: list[Latch]) -> bool:
-    """Waits for a thread; returns whether it has begun at all: one that lacks memory for its first
-    call says nothing.
-    """
+    """Waits for the end of a thread; returns whether it has begun at all."""
     while not ended.wait(LOOK_S):
         if ended not in begun:
             return False

@@ -139,7 +139,8 @@ def test_items_metrics_metadata(tmp_path: Path) -> None:
 
 def test_the_last_step_once_more_after_the_loop(tmp_path: Path) -> None:
     """A policy does not want what the program has just saved, or restored, and is there. Who has
-    done neither hears that the step exists, who forces it too, and who stays at a step.
+    done neither hears that the step exists; who forces it, saves other items, or stays at a step
+    does too.
     """
 
     def opened() -> CheckpointManager:
@@ -155,16 +156,19 @@ def test_the_last_step_once_more_after_the_loop(tmp_path: Path) -> None:
         manager.save(6, tree(6))
         with pytest.raises(StepExists):
             manager.save(6, tree(7), force=True)
+        manager.save(8, tree(8))
+        with pytest.raises(StepExists):
+            manager.save(8, items={"ema": tree(8)})
     with opened() as manager:
         with pytest.raises(StepExists):
-            manager.save(6, tree(5))
+            manager.save(8, tree(5))
         manager.restore(like=tree(0))
-        assert not manager.save(6, tree(6))
+        assert not manager.save(8, tree(8))
         manager.restore(like=tree(0))
-        manager.delete(6)
-        assert manager.save(6, tree(7))
-        manager.save(6, tree(8), overwrite=True).wait()
-        assert equal(manager.restore(6, like=tree(0)), 8)
+        manager.delete(8)
+        assert manager.save(8, tree(7))
+        manager.save(8, tree(6), overwrite=True).wait()
+        assert equal(manager.restore(8, like=tree(0)), 6)
 
 
 def test_a_last_step_that_failed_is_saved_again(

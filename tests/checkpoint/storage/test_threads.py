@@ -48,7 +48,7 @@ def test_work_is_done_here_where_no_thread_begins(monkeypatch: pytest.MonkeyPatc
         return 0
 
     monkeypatch.setattr(_thread, "start_new_thread", start)
-    monkeypatch.setattr(threads, "START_S", 0.01)
+    monkeypatch.setattr(threads, "LOOK_S", 0.01)
     done = list[int]()
     assert run_side_by_side(lambda item: -item, [1, 2, 3], 2) == [-1, -2, -3]
     do_beside(done.append, 4)
