@@ -195,7 +195,6 @@ class CheckpointManager:
             # Where the program has gone back, the save before is to be known, and left behind.
             self._join_lanes()
         if lane is None:
-            self._state.statistics.add(saves_skipped=1)
             handle = SaveHandle(step)
         else:
             names = {*items} if isinstance(items, Mapping) else {"state"}
@@ -214,6 +213,8 @@ class CheckpointManager:
                 if not (stops or ends) or hasattr(error, "__notes__"):  # of a save that failed
                     raise
                 handle = SaveHandle(step)
+        if not handle:
+            self._state.statistics.add(saves_skipped=1)
         for other in self._parts.lanes[1:]:
             # Only now: who has heard of a failure, and who has not, begin the same saves.
             if other is not lane:
@@ -479,6 +480,7 @@ class CheckpointManager:
         count_anew(group.count)
         for lane in self._parts.lanes:
             lane.count_anew()
+        at, had = self._at
         self._at = (None, set())
         began_s = time.perf_counter()
         # Alike on all processes: a restore ends alike on all.
@@ -487,7 +489,7 @@ class CheckpointManager:
             step, values = self._parts.restorer.restore(
                 chosen, wanted, options, hold_s=hold_s, fallback=fallback
             )
-        self._at = (step, {*wanted})
+        self._at = (step, {*wanted, *(had if step == at else ())})
         size = sum(map(_bytes_of, values.values()))
         statistics = self._state.statistics
         statistics.add(restores=1, restore_s=time.perf_counter() - began_s, restore_bytes=size)

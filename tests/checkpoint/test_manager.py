@@ -163,7 +163,9 @@ def test_the_last_step_once_more_after_the_loop(tmp_path: Path) -> None:
         with pytest.raises(StepExists):
             manager.save(8, tree(5))
         manager.restore(like=tree(0))
+        manager.restore(item="state")
         assert not manager.save(8, tree(8))
+        assert manager.statistics()["saves_skipped"] == 1
         manager.restore(like=tree(0))
         manager.delete(8)
         assert manager.save(8, tree(7))
