@@ -29,7 +29,7 @@ class HedgedReads:
         self.hedges.note_read()
         began_s = self.hedges.clock()
         tries = {_begun(make): began_s}
-        more = 0
+        probes = set[asyncio.Task[Any]]()
         taker = object()
         try:
             while True:
@@ -39,19 +39,26 @@ class HedgedReads:
                 for each in ended:
                     asked_s = tries.pop(each)
                     if each.exception() is None:
-                        self.hedges.note_end(len(each.result()), self.hedges.clock() - asked_s)
+                        size = len(each.result())
+                        self.hedges.note_end(size, self.hedges.clock() - asked_s)
+                        if each in probes:
+                            self.hedges.note_overtaking(size, asked_s)
                         return each.result()
                     self._note_error(each.exception())
                     if not tries:
                         return each.result()
-                if not self.hedges.is_slow(nbytes, max(tries.values())):
+                asked_s = max(tries.values())
+                if not self.hedges.is_slow(nbytes, asked_s):
                     continue
-                is_silent = self.hedges.is_all_silent(nbytes, began_s, more)
-                may_ask = is_silent or self.hedges.may_hedge()
-                if may_ask and self._room.try_take(taker, nbytes):
-                    more += 1
+                is_probe = self.hedges.may_probe(nbytes, began_s)
+                may_ask = self.hedges.may_hedge() or self.hedges.is_overtaken(nbytes, asked_s)
+                if (is_probe or may_ask) and self._room.try_take(taker, nbytes):
                     self.hedges.note_hedge()
-                    tries[_begun(make)] = self.hedges.clock()
+                    again = _begun(make)
+                    tries[again] = self.hedges.clock()
+                    if is_probe:
+                        self.hedges.note_probe()
+                        probes.add(again)
         finally:
             for each in tries:
                 each.cancel()

@@ -5,11 +5,13 @@ SLOWEST_PEER_S. Its peers are the last reads that ended and had at least half as
 time is that of the try that won, so that reads which stood still do not make slowness normal. With
 fewer than FEWEST_PEERS, nothing is known of a tail, and a read is slow after UNKNOWN_S.
 
-Second tries are at most SHARE of all reads, and one more. Where nothing at all is answered, the
-connections are what stands still, and each slow read is asked again, after twice as long a silence
-each time. There are no second tries while the store is throttling: a second request is the last
-thing that it needs. The idea is from "The Tail at Scale"
-(Dean and Barroso, 2013).
+Second tries are at most SHARE of all reads, and one more. Where nothing at all is answered, either
+the connections stand still, or the network is slow, and more requests would make it slower. One
+read is asked again to find out, after twice as long a silence each time. Where its answer comes
+before those that were asked earlier, all of these are asked again that are slow.
+
+There are no second tries while the store is throttling: a second request is the last thing that it
+needs. The idea is from "The Tail at Scale" (Dean and Barroso, 2013).
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ class Hedges:
         self.hedged_reads = 0
         self._throttled_s = -math.inf
         self._answered_s = -math.inf
+        self._probes = 0  # since the last answer
+        self._overtaking = (0, -math.inf)  # the bytes of the last probe that won, and its begin
         self._peers: collections.deque[tuple[int, float]] = collections.deque(maxlen=PEERS)
 
     def note_read(self) -> None:
@@ -56,6 +60,7 @@ class Hedges:
     def note_answer(self) -> None:
         """Takes notice that a try has ended, whatever the answer was."""
         self._answered_s = self.clock()
+        self._probes = 0
 
     def note_throttled(self) -> None:
         """Takes notice of a 503 or 429."""
@@ -77,12 +82,27 @@ class Hedges:
         """Says whether one more second try is allowed now."""
         return self._is_calm() and self.hedged_reads + 1 <= SHARE * self.reads + 1
 
-    def is_all_silent(self, nbytes: int, began_s: float, more: int) -> bool:
+    def may_probe(self, nbytes: int, began_s: float) -> bool:
         """Says whether nothing has been answered for so long that a read that began at `began_s`
-        is asked again all the same, after so many tries more than its first.
+        is asked again all the same.
         """
         silent_s = self.clock() - max(began_s, self._answered_s)
-        return self._is_calm() and silent_s >= self.limit_s(nbytes) * 2**more
+        return self._is_calm() and silent_s >= self.limit_s(nbytes) * 2**self._probes
+
+    def note_probe(self) -> None:
+        """Counts a try that is to find out whether all others stand still."""
+        self._probes += 1
+
+    def note_overtaking(self, nbytes: int, asked_s: float) -> None:
+        """Takes notice that a probe has brought its bytes, which began at `asked_s`."""
+        self._overtaking = (nbytes, asked_s)
+
+    def is_overtaken(self, nbytes: int, asked_s: float) -> bool:
+        """Says whether a probe was faster that began after `asked_s`, with at least half as many
+        bytes: what began before stands still.
+        """
+        probed_bytes, probed_s = self._overtaking
+        return self._is_calm() and asked_s < probed_s and 2 * probed_bytes >= nbytes
 
     def _is_calm(self) -> bool:
         return self.clock() - self._throttled_s >= CALM_S

@@ -14,6 +14,8 @@ import pytest
 
 from holdfast.checkpoint import CheckpointManager, Options
 from holdfast.checkpoint.format.limits import RECORD_LIMIT_BYTES
+from holdfast.checkpoint.storage import hedged_reads
+from holdfast.checkpoint.storage import hedges as hedges_module
 from holdfast.checkpoint.storage.bucket import BucketStorage
 from holdfast.checkpoint.storage.hedged_reads import READ_BYTES, SPARE_BYTES, HedgedReads
 from holdfast.checkpoint.storage.hedges import SHARE, Hedges
@@ -155,15 +157,38 @@ def test_connections_that_all_stand_still_are_asked_again(count: int) -> None:
         assert storage.statistics()["store_hedged_reads"] >= count
 
 
+def test_a_slow_network_is_not_asked_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All reads take long, and nothing is answered meanwhile: one of them is asked again to find
+    that out, not all.
+    """
+    monkeypatch.setattr(hedged_reads, "LOOK_S", 0.02)
+    monkeypatch.setattr(hedges_module, "UNKNOWN_S", 0.3)
+    begun = []
+
+    async def answer() -> bytes:
+        begun.append(1)
+        await asyncio.sleep(1.0)
+        return b"0123456789"
+
+    async def read_all() -> list[bytes]:
+        reads = HedgedReads(Hedges(), room_of_a_store())
+        return await asyncio.gather(*(reads.read(answer, 10) for _ in range(32)))
+
+    assert len(asyncio.run(read_all())) == 32
+    assert 33 <= len(begun) <= 32 + 2 + SHARE * 32
+
+
 def test_silence_is_asked_ever_more_rarely() -> None:
     """A store that is gone is not drowned in tries."""
     clock = Clock()
     hedges = Hedges(clock.read)
-    more = 0
+    probes = 0
     for _ in range(60):
         clock.now += 1.0
-        more += hedges.is_all_silent(10, 0.0, more)
-    assert more == 4  # after 5, 10, 20 and 40 s
+        if hedges.may_probe(10, 0.0):
+            hedges.note_probe()
+            probes += 1
+    assert probes == 4  # after 5, 10, 20 and 40 s
 
 
 LEAVES = 640
