@@ -7,8 +7,8 @@ fewer than FEWEST_PEERS, nothing is known of a tail, and a read is slow after UN
 
 Second tries are at most SHARE of all reads, and one more. Where nothing at all is answered, either
 the connections stand still, or the network is slow, and more requests would make it slower. One
-read is asked again to find out, after twice as long a silence each time. Where its answer comes
-before those that were asked earlier, all of these are asked again that are slow.
+read is asked again to find out, after four times as long a silence each time. Where its answer
+comes before those that were asked earlier, all of these are asked again that are slow.
 
 There are no second tries while the store is throttling: a second request is the last thing that it
 needs. The idea is from "The Tail at Scale" (Dean and Barroso, 2013).
@@ -87,7 +87,7 @@ class Hedges:
         is asked again all the same.
         """
         silent_s = self.clock() - max(began_s, self._answered_s)
-        return self._is_calm() and silent_s >= self.limit_s(nbytes) * 2**self._probes
+        return self._is_calm() and silent_s >= self.limit_s(nbytes) * 4**self._probes
 
     def note_probe(self) -> None:
         """Counts a try that is to find out whether all others stand still."""
