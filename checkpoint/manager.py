@@ -21,8 +21,8 @@ from holdfast.multihost.instruments import Phase, amount
 from holdfast.multihost.preemption.preemption import count_anew
 
 from .agreement.restore_verdict import wanted_items
-from .errors import Corrupt, HostileCheckpoint, StepExists, StepNotFound, error_text
-from .format.limits import check_step
+from .errors import Corrupt, HostileCheckpoint, StepNotFound, error_text
+from .format.limits import check_step, is_step
 from .format.rename import Names
 from .lanes import Lane
 from .layouts.inspection import Structure
@@ -194,25 +194,16 @@ class CheckpointManager:
         if lane is not None and self._state.order.has_restored:
             # Where the program has gone back, the save before is to be known, and left behind.
             self._join_lanes()
+        names = {*items} if isinstance(items, Mapping) else {"state"}
+        if lane is not None and not overwrite and self._is_done(step, names, force=force):
+            lane.started(step)
+            lane = None
         if lane is None:
             handle = SaveHandle(step)
         else:
-            names = {*items} if isinstance(items, Mapping) else {"state"}
-            at, saved = self._at
-            is_again = step == at and names <= saved
             self._at = (step, names)
             self._last_saved = step
-            try:
-                handle = lane.save(order)
-            except StepExists as error:
-                # The loop's own save was of the step at which it stops, or, once, ends.
-                stops = is_again and self._parts.scheduler.stops_at(step)
-                ends = is_again and self._has_policy and not force
-                if not stops:
-                    self._at = (None, set())
-                if not (stops or ends) or hasattr(error, "__notes__"):  # of a save that failed
-                    raise
-                handle = SaveHandle(step)
+            handle = lane.save(order)
         if not handle:
             self._state.statistics.add(saves_skipped=1)
         for other in self._parts.lanes[1:]:
@@ -224,6 +215,22 @@ class CheckpointManager:
             self._parts.close(EXIT_DELETIONS_S)
             self._raise_errors(missed=True)
         return handle
+
+    def _is_done(self, step: int, names: set[str], *, force: bool) -> bool:
+        """Says whether the program has just saved these items of a step, or restored them, which is
+        there, and it ends or stops there. Waits for the save in flight.
+        """
+        at, saved = self._at
+        if not is_step(step) or step != at or not names <= saved:
+            return False
+        self._join_lanes()
+        ends = self._has_policy and not force
+        stops = self._parts.scheduler.stops_at(step)
+        if not (ends or stops) or not self._catalog.is_there(step):
+            return False
+        # Once: a program that stays at a step has forgotten to count.
+        self._at = (step, saved) if stops else (None, set())
+        return True
 
     def _made(self, step: int, state: Any = None) -> None:
         """Notes that the program is at a step; waits where its devices are too far behind."""

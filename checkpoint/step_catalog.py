@@ -218,6 +218,20 @@ class StepCatalog:
             _log.warning("%s: its commit says whether it is there: %s", self.path_of(step), error)
             return step in self.state.index
 
+    def is_there(self, step: int) -> bool:
+        """Says whether the store has a step that was not left behind, by one look for all
+        processes. Blocks.
+        """
+
+        def look() -> bool:
+            index = self.state.index
+            return step not in index.left_behind() and self._is_known_to_exist(step)
+
+        name = f"{self.root.messages}/there/{step}"
+        timeout_s = self.root.options.save_timeout_s
+        found: bool = ask_primary(self.root.group, name, look, timeout_s)
+        return found
+
     # --- one step
 
     def path_of(self, step: int) -> str:

@@ -39,7 +39,7 @@ MOST: dict[str, dict[str, int]] = {
 MOST_TOKENS = {
     "coordination": 73.0,
     "multihost": 48.3,
-    "checkpoint": 196.3,
+    "checkpoint": 196.6,
     "launch": 52.3,
     "compat": 36.9,
     "web": 8.8,
