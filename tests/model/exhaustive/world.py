@@ -338,6 +338,14 @@ def _beside(work: Callable[..., object], *arguments: object) -> None:
     work(*arguments)
 
 
+def _begin(work: Callable[..., object], *arguments: object) -> None:
+    is_side_by_side = work.__qualname__.startswith(threads.run_side_by_side.__name__)
+    if current_task() is None or not is_side_by_side:
+        _begin_thread(work, *arguments)
+        return
+    work(*arguments)
+
+
 def _start(work: Callable[..., object], *arguments: object) -> None:
     task = current_task()
     if task is None:
@@ -367,6 +375,7 @@ def _own_delete(performer: EffectPerformer) -> None:
 
 _delete_own = EffectPerformer.delete_own
 _do_beside = threads.do_beside
+_begin_thread = threads._start
 _start_thread = threads.start_thread
 
 
@@ -386,6 +395,7 @@ def repeatable() -> Iterator[None]:
         replace(uuid, "uuid4", _own_uuid)
         replace(socket, "gethostname", lambda: "host")
         replace(threads, "do_beside", _beside)
+        replace(threads, "_start", _begin)
         replace(background, "start_thread", _start)
         # What is tried 16 times because a folder may go again is tried twice here.
         replace(local, "FOLDER_TRIES", 2)

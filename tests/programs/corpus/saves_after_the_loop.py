@@ -12,8 +12,8 @@ from holdfast import multihost
 from holdfast.checkpoint import CheckpointManager, EveryNSteps, Json, KeepLast
 
 multihost.initialize()
-root, last_step = sys.argv[1], int(sys.argv[2])
-manager = CheckpointManager(root, save_policy=EveryNSteps(8), keep_policy=KeepLast(2))
+last_step = int(sys.argv[2])
+manager = CheckpointManager(sys.argv[1], save_policy=EveryNSteps(8), keep_policy=KeepLast(2))
 
 
 @jax.jit
@@ -32,7 +32,8 @@ def save(step, weights, seen):
 
 keys = jax.random.split(jax.random.key(7))
 weights = {"in": jax.random.normal(keys[0], (3, 16)), "out": jax.random.normal(keys[1], (16, 1))}
-step, seen = 0, 0
+step = 0
+seen = 0
 if manager.latest_step() is not None:
     step = manager.latest_step()
     weights = manager.restore(step, weights, item="weights")
