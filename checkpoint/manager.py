@@ -201,9 +201,9 @@ class CheckpointManager:
         if lane is None:
             handle = SaveHandle(step)
         else:
-            self._at = (step, names)
             self._last_saved = step
             handle = lane.save(order)
+            self._at = (step, names)
         if not handle:
             self._state.statistics.add(saves_skipped=1)
         for other in self._parts.lanes[1:]:

@@ -160,8 +160,9 @@ def test_the_last_step_once_more_after_the_loop(tmp_path: Path) -> None:
         with pytest.raises(StepExists):
             manager.save(8, items={"ema": tree(8)})
     with opened() as manager:
-        with pytest.raises(StepExists):
-            manager.save(8, tree(5))
+        for _ in range(2):
+            with pytest.raises(StepExists):
+                manager.save(8, tree(5))
         manager.restore(like=tree(0))
         manager.restore(item="state")
         assert not manager.save(8, tree(8))
