@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, partial
+from itertools import starmap
+from operator import call
 from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 from holdfast.coordination import HoldfastError
@@ -158,4 +160,4 @@ def _parser_of_each(
     parsers = [_parser(hint) for hint in hints]
     if all(parse is _as_is for parse in parsers):
         return make
-    return lambda data: make(parse(each) for parse, each in zip(parsers, data, strict=True))
+    return lambda data: make(starmap(call, zip(parsers, data, strict=True)))
