@@ -504,15 +504,13 @@ def _loop(pid: int) -> asyncio.AbstractEventLoop:
 def _run_loop(made: list[asyncio.AbstractEventLoop | Exception], is_made: Latch) -> None:
     """Runs a loop for ever; it is made here, where Ctrl-C does not leave half of one."""
     try:
-        loop = asyncio.new_event_loop()
+        made.append(asyncio.new_event_loop())
     except Exception as error:
         made.append(error)
-        return
-    else:
-        made.append(loop)
     finally:
         is_made.set()
-    loop.run_forever()
+    if isinstance(made[0], asyncio.AbstractEventLoop):
+        made[0].run_forever()
 
 
 @cache

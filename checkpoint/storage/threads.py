@@ -118,15 +118,14 @@ def run_side_by_side(
             ended.set()
 
     threads: list[Latch] = []
+    wanted = min(max_concurrency, len(items))
     try:
-        try:
-            for _ in range(min(max_concurrency, len(items))):
+        with contextlib.suppress(RuntimeError):
+            while len(threads) < wanted:
                 ended = Latch()
                 _start(serve, ended)
                 threads.append(ended)
-        except RuntimeError:
-            serve(Latch())
-        if not all(_has_ended(ended, begun) for ended in threads):
+        if len(threads) < wanted or not all(_has_ended(ended, begun) for ended in threads):
             serve(Latch())
         _wait_for_all(begun)
     except BaseException:
@@ -134,8 +133,9 @@ def run_side_by_side(
         todo.clear()
         _wait_for_all(begun)
         raise
-    if failed := [error for error in errors if error is not None]:
-        raise failed[0]
+    for error in errors:
+        if error is not None:
+            raise error
     return results
 
 
