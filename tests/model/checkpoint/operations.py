@@ -134,11 +134,12 @@ class Save:
         started = world if is_local else world.started(self.step, now_s)
         for place in world.places(self.step, is_local=is_local, overwrite=self.overwrite):
             if isinstance(place, str):
-                # In a group the others have begun this save, and its policy knows it.
-                is_known = site.settings.processes > 1
                 is_done = answer is False and place == "StepExists" and self._is_again(world, site)
                 if answer == place or is_done:
-                    now = replace(started if is_known else world, at=None)
+                    # In a group the others have begun this save, and its policy knows it.
+                    now = started if is_done or site.settings.processes > 1 else world
+                    if is_done:
+                        now = replace(now, at=None)
                     yield now
                     if self.step in now.unlisted:  # the commit has found it
                         yield replace(now, unlisted=now.unlisted - {self.step})

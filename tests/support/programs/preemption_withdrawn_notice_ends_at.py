@@ -13,7 +13,7 @@ mine = multihost.Notice(f"from {index}", deadline_unix_s=1000.0 + index)
 
 
 def settle(value):
-    while preemption._sync.latest != value or preemption._news.is_set():
+    while preemption._sync.latest != value or not preemption._news.empty():
         time.sleep(0.01)
 
 
