@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from holdfast.coordination import Credentials
+from holdfast.coordination import CoordinationError, Credentials
 from holdfast.coordination.process.job_folder import LaunchedJob, launched_jobs
 
 from .common import Failure, failure_of, print_json, refuse
@@ -62,7 +62,10 @@ def web(
         refuse(OF_NAMED)
     try:
         given = Credentials(**files)  # type: ignore[arg-type]
-    except ValueError as error:
+        # Now: the page would wait for a coordinator that lets it in.
+        given.tls()
+        given.metadata()
+    except (ValueError, CoordinationError) as error:
         raise Failure(str(error)) from None
 
     def find() -> CoordinatorAddress | None:

@@ -61,31 +61,23 @@ class Credentials:
 
     def tls(self) -> grpc.ChannelCredentials | None:
         """Returns the credentials of a channel, None for plaintext."""
-        if self.tls_ca is None or self.tls_cert is None or self.tls_key is None:
+        # gRPC takes any files, and only its connections fail, with words about handshakes.
+        if self.tls_context() is None:
             return None
-        files = (
-            (self.tls_ca, "TLS CA"),
-            (self.tls_key, "TLS key"),
-            (self.tls_cert, "TLS certificate"),
-        )
-        return grpc.ssl_channel_credentials(*(_read(path, what) for path, what in files))
+        return grpc.ssl_channel_credentials(*self._pems())
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Returns what a Session is opened with, None for plaintext."""
         if self.tls_ca is None or self.tls_cert is None or self.tls_key is None:
             return None
-        self.tls()  # names a file that cannot be read
+        self._pems()  # names a file that cannot be read
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        try:
-            context.load_cert_chain(self.tls_cert, self.tls_key)
-            context.load_verify_locations(self.tls_ca)
-        except ssl.SSLError as error:
-            files = f"{self.tls_cert}, {self.tls_key} and {self.tls_ca}"
-            raise CoordinationError(
-                f"{files} are no certificate, its key and an authority in PEM: {error}",
-                code="UNAUTHENTICATED",
-            ) from error
+        load_pem(context, self.tls_cert, self.tls_key, self.tls_ca)
         return context
+
+    def _pems(self) -> list[bytes]:
+        files = {"TLS CA": self.tls_ca, "TLS key": self.tls_key, "TLS certificate": self.tls_cert}
+        return [_read(path, what) for what, path in files.items() if path]
 
     def channel(self, address: str, silence_s: float = 20.0) -> grpc.Channel:
         """Opens a channel: TLS where a CA is named, plaintext otherwise.
@@ -128,6 +120,22 @@ def read_token(path: str | Path) -> str:
             code="UNAUTHENTICATED",
         )
     return token
+
+
+def load_pem(
+    context: ssl.SSLContext, certificate: str | Path, key: str | Path, authority: str | Path
+) -> None:
+    """Gives a context its files. Raises CoordinationError where they do not pass for that."""
+    try:
+        # Without a password, OpenSSL asks for an encrypted key's at the terminal, and waits.
+        context.load_cert_chain(certificate, key, password="")
+        context.load_verify_locations(authority)
+    except OSError as error:
+        raise CoordinationError(
+            f"{certificate}, {key} and {authority} are no certificate, its key (without a"
+            f" passphrase) and an authority in PEM: {error}",
+            code="UNAUTHENTICATED",
+        ) from error
 
 
 def require_together(**files: object) -> None:

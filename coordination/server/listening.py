@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 
 from ..address import UNIX, split_address
+from ..credentials import load_pem
 from ..limits import Config, silence_options
 from ..wire.doorway import BACKLOG
 
@@ -45,11 +46,12 @@ class Tls:
         return grpc.ssl_server_credentials([pair], authority, require_client_auth=True)
 
     def for_sockets(self) -> ssl.SSLContext:
-        """Returns what Sessions are served with. Raises OSError for files that are no PEM."""
+        """Returns what Sessions are served with. Raises CoordinationError for files that are no
+        PEM.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.verify_mode = ssl.CERT_REQUIRED
-        context.load_cert_chain(self.certificate, self.key)
-        context.load_verify_locations(self.authority)
+        load_pem(context, self.certificate, self.key, self.authority)
         return context
 
 

@@ -181,7 +181,7 @@ def coordinator(
     config = Config(incarnation=secrets.randbits(63) | 1, **settings)
     try:
         serve(config, Options(**own), _tls(tls_cert, tls_key, tls_ca), _token(token_file))
-    except (OSError, JournalError) as error:
+    except (OSError, JournalError, CoordinationError) as error:
         raise click.ClickException(str(error)) from None
 
 

@@ -38,13 +38,18 @@ def test_a_machine_without_a_job_has_no_page() -> None:
     assert ended.stderr.startswith("Error: no job of this user runs on this machine (")
 
 
-def test_half_a_certificate_has_no_page(tmp_path: Path) -> None:
-    """It is refused at once, and not at each question."""
+def test_files_that_are_no_certificate_have_no_page(tmp_path: Path) -> None:
+    """Nor has half of one: refused at once, and not at each question."""
     ca = tmp_path / "ca.crt"
     ca.touch()
     ended = _web(os.environ, "127.0.0.1:1", "--tls-ca", str(ca))
     assert ended.returncode == 5
     assert ended.stderr.startswith("Error: tls_cert, tls_key, tls_ca belong together"), ended
+    ca.write_text("no PEM")
+    files = ("--tls-cert", str(ca), "--tls-key", str(ca), "--tls-ca", str(ca))
+    ended = _web(os.environ, "127.0.0.1:1", *files)
+    assert ended.returncode == 5
+    assert "are no certificate, its key" in ended.stderr, ended
 
 
 def test_an_id_beside_an_address_is_refused() -> None:

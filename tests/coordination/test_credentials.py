@@ -10,6 +10,7 @@ import pytest
 from holdfast.coordination import CoordinationError, Credentials
 from holdfast.coordination.names import KEY_HEADER, TOKEN_HEADER
 from tests.support.secured import secure
+from tests.support.tls import lock
 
 
 def test_nothing_to_show() -> None:
@@ -82,6 +83,17 @@ def test_a_file_without_content_is_an_error(tmp_path: Path) -> None:
         match=r"UNAUTHENTICATED: cannot read the TLS CA file .*: No such file or directory",
     ):
         Credentials(None, "c", "k", str(tmp_path / "none")).tls()
+
+
+def test_a_key_with_a_passphrase_is_an_error(tmp_path: Path) -> None:
+    """And no question at a terminal, at either end."""
+    security = secure(tmp_path)
+    assert security.own.tls_key is not None
+    for key in (Path(security.own.tls_key), security.server.key):
+        lock(key)
+    for context in (security.own.tls, security.own.tls_context, security.server.for_sockets):
+        with pytest.raises(CoordinationError, match=r"UNAUTHENTICATED: .*without a passphrase"):
+            context()
 
 
 @pytest.mark.parametrize("token", [bytes(range(128, 160)), "a s\u00e9cret".encode(), b"one\ntwo"])

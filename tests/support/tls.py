@@ -103,6 +103,15 @@ Stranger = Callable[[str, Path], socket.socket]
 """Connects to a server, HOST:PORT, as one who is not of its job; a folder for files of its own."""
 
 
+def lock(key: Path) -> None:
+    """Encrypts a key's file with a passphrase."""
+    known = serialization.load_pem_private_key(key.read_bytes(), None)
+    locked = serialization.BestAvailableEncryption(b"word")
+    key.write_bytes(
+        known.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+    )
+
+
 def dial(address: str) -> socket.socket:
     """Connects to HOST:PORT."""
     host, port = address.split(":")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.coordination import CoordinationError
 from holdfast.coordination.server.listening import Listening, Tls
 
 
@@ -108,5 +109,5 @@ def test_files_that_are_no_certificate_are_refused(tmp_path: Path) -> None:
     """Before anything is bound."""
     (tmp_path / "pem").write_text("no PEM")
     file = tmp_path / "pem"
-    with pytest.raises(OSError, match="PEM"):
+    with pytest.raises(CoordinationError, match=f"{file} and {file} are no certificate, its key"):
         Tls(file, file, file).for_sockets()

@@ -13,7 +13,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from holdfast.multihost.peers import part_server
@@ -21,7 +20,7 @@ from holdfast.multihost.peers.part_server import MAGIC, PartServer
 from holdfast.multihost.peers.peer_connection import PeerConnection, PeerFailed
 from holdfast.multihost.peers.peer_tls import BadTlsFiles, PeerTls
 from tests.multihost.peers.test_part_server import FILE, KEY, SECRET, make_part
-from tests.support.tls import STRANGERS, Authority, Pems, Stranger, dial
+from tests.support.tls import STRANGERS, Authority, Pems, Stranger, dial, lock
 
 BYTES = b"0123456789abcdef" * 200_000
 
@@ -223,11 +222,7 @@ def test_certificates_may_be_renewed_while_a_job_runs(
 
 def _encrypted(authority: Authority) -> PeerTls:
     pems = authority.issue("encrypted")
-    key = serialization.load_pem_private_key(Path(pems.key).read_bytes(), None)
-    locked = serialization.BestAvailableEncryption(b"word")
-    Path(pems.key).write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
-    )
+    lock(Path(pems.key))
     return tls_of(pems)
 
 
