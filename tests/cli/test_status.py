@@ -245,7 +245,7 @@ def test_how_a_job_ended_is_found(tmp_path: Path) -> None:
             assert re.search(ended, say("status", *arguments, "--timeout-s", "0.5")), arguments
 
 
-@pytest.mark.parametrize("by", ["log folder", "address"])
+@pytest.mark.parametrize("by", [pytest.param("log folder", marks=pytest.mark.slow), "address"])
 def test_a_watch_goes_on_through_a_restart(tmp_path: Path, by: str) -> None:
     """Where an earlier run of the job has left how it ended. In a pipe each look is written at
     once; it ends when the job does.

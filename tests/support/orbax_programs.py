@@ -21,9 +21,7 @@ def outcome(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except BUILT_IN as error:
-        name = next(kind.__name__ for kind in BUILT_IN if isinstance(error, kind))
-    _collect_what_is_left()
-    return name
+        return next(kind.__name__ for kind in BUILT_IN if isinstance(error, kind))
 
 
 def _collect_what_is_left() -> None:
@@ -48,7 +46,10 @@ def run_both(program: Callable[[Any, Path], Any], tmp_path: Path, *, v1: bool = 
     from holdfast.compat import orbax as ours
     from holdfast.compat.orbax import v1 as ours_v1
 
-    expected = program(real_v1 if v1 else real, _made(tmp_path / "orbax"))
+    try:
+        expected = program(real_v1 if v1 else real, _made(tmp_path / "orbax"))
+    finally:
+        _collect_what_is_left()
     found = program(ours_v1 if v1 else ours, _made(tmp_path / "holdfast"))
     assert_equal(found, expected)
     return found

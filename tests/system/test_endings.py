@@ -89,7 +89,7 @@ def test_who_has_shut_down_may_live_on(tmp_path: Path) -> None:
 RARELY_SAVES = program("endings_rarely_saves")
 
 
-@pytest.mark.parametrize("asks", ["save", "should_save"])
+@pytest.mark.parametrize("asks", [pytest.param("save", marks=pytest.mark.slow), "should_save"])
 def test_steps_are_reported_of_who_rarely_saves(asks: str, tmp_path: Path) -> None:
     """A process alone that asks its manager at each step is heard of at each, saved or not."""
     output = CollectedOutput()
@@ -144,8 +144,8 @@ RAISED = program("endings_raised")
 @pytest.mark.parametrize(
     ("kind", "processes", "outcome", "code"),
     [
-        ("Fatal", 2, "failed", 93),
         ("Preempted", 2, "preempted", 75),
+        pytest.param("Fatal", 2, "failed", 93, marks=pytest.mark.slow),
         pytest.param("Fatal", 1, "failed", 93, marks=pytest.mark.slow),
         pytest.param("Preempted", 1, "preempted", 75, marks=pytest.mark.slow),
         pytest.param("Hang", 1, "failed", 124, marks=pytest.mark.slow),

@@ -12,6 +12,7 @@ from tests.support.paths import program
 SCRIPT = program("orbax_names_script")
 
 
+@pytest.mark.slow
 def test_every_name_answers_as_orbax_does() -> None:
     """For every name that both have, the same calls give the same results (or ValueError), dtypes
     included; both import in one process.

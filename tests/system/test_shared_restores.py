@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from holdfast.checkpoint import save
 from holdfast.multihost import Solo
@@ -26,6 +27,7 @@ def test_replicated_state_comes_from_the_store_once(tmp_path: Path) -> None:
     assert damaged == [damaged[0]] * 4 and len(damaged[0]) == 1
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_a_process_that_stands_still(tmp_path: Path) -> None:
     """Four processes read three waves. One has no header from its store, and one is stopped after
     its first wave: the others hold all their bytes meanwhile, and all end alike once these go on.

@@ -214,7 +214,7 @@ STALE = {
 }
 
 
-@pytest.mark.parametrize("num_slices", [2, 1])
+@pytest.mark.parametrize("num_slices", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_stale_slices_never_reach_jax(num_slices: int) -> None:
     """Stale MEGASCALE_* variables are the launcher's, or gone, when jax's backend comes up; each
     replacement is logged once. The coordinator hears how many slices there are.
@@ -251,7 +251,12 @@ def test_stale_slices_never_reach_jax(num_slices: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "code"), [(0, 0), (0, 75), pytest.param(2, 0, marks=pytest.mark.slow)]
+    ("last", "code"),
+    [
+        (0, 75),
+        pytest.param(0, 0, marks=pytest.mark.slow),
+        pytest.param(2, 0, marks=pytest.mark.slow),
+    ],
 )
 def test_leaving_in_any_order(last: int, code: int) -> None:
     """Whoever finishes last, process 0 included, all leave with exit code 0, or that of a
@@ -425,6 +430,7 @@ def test_a_start_that_takes_long_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a host name of its own needs root")
+@pytest.mark.slow
 def test_a_host_whose_name_leads_nowhere_is_told(tmp_path: Path) -> None:
     """jax's gloo listens at the host's own name: the error has it, and where to put it."""
     python = sys.executable

@@ -39,7 +39,7 @@ def assert_whole(root: Path) -> None:
         assert not path.is_file() or b"prints" not in path.read_bytes(), path
 
 
-@pytest.mark.parametrize("launched", [True, False])
+@pytest.mark.parametrize("launched", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_deleted_folder_and_no_streams(launched: bool, tmp_path: Path) -> None:
     """The working folder is gone, and all three streams are closed: no file gets their number."""
     command = [sys.executable, TRAINER, str(tmp_path / "root")]
@@ -51,6 +51,7 @@ def test_a_deleted_folder_and_no_streams(launched: bool, tmp_path: Path) -> None
     assert_whole(tmp_path / "root")
 
 
+@pytest.mark.slow
 def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
     """A root, an argument, a log folder; and a temporary folder whose bytes are too many."""
     folder = tmp_path / os.fsdecode(b"caf\xe9")

@@ -17,7 +17,7 @@ from tests.support.killpoints import build
 ALL = [Fault(error, times, after) for error in ERRORS for times in TIMES for after in (False, True)]
 FEW = [Fault(errno.EIO, 2, True), Fault(errno.EIO, 1000, True), Fault(errno.ENOENT, 1, False)]
 FEWEST_CALLS = 60  # of any of the operations
-EVERY = 26
+EVERY = 52
 
 
 @pytest.fixture(scope="module")

@@ -189,7 +189,9 @@ def test_another_user_of_the_host_is_nobody(tmp_path: Path) -> None:
         assert said.splitlines() == ["connect refused", "list refused"]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.slow] * (way != "both")) for way in WAYS]
+)
 def test_signals_that_are_inherited_hide_no_end(way: str) -> None:
     """Who starts the launcher may ignore or block SIGCHLD: a process that fails, and one that is
     killed, is a failure all the same. Its own program gets SIGTERM and SIGCHLD as they come.

@@ -193,9 +193,7 @@ RESIZES = {
 }
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=[pytest.mark.slow] * at) for at, how in enumerate(RESIZES)]
-)
+@pytest.mark.parametrize("how", [pytest.param(how, marks=pytest.mark.slow) for how in RESIZES])
 def test_where_there_is_other_room_those_that_can_stay_do(how: str, tmp_path: Path) -> None:
     """Two processes, then four, and so on. No step is lost, and the end is that of a job of any
     size. Whoever has been asked to grow has no notice left: a signal is its first.

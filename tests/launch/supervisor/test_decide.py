@@ -1161,7 +1161,9 @@ def _random_event(lots: random.Random, job: Job, now: float) -> Event:
     return Stop("SIGTERM") if lots.random() < 0.005 else lots.choice(choices)
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize(
+    "block", [pytest.param(block, marks=[pytest.mark.slow] * (block > 2)) for block in range(10)]
+)
 def test_no_sequence_of_events_breaks_the_promises(block: int) -> None:
     """10,000 random sequences: no attempt beyond its budget, no lost preemption, no state without
     an exit, nothing left behind.

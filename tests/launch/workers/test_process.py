@@ -92,7 +92,7 @@ def test_a_late_signal_loses_no_exit_code() -> None:
     """Only the waiter reaps: a process that is signalled again and again while it ends is reported
     all the same.
     """
-    for _ in range(10):
+    for _ in range(5):
         started = Started("import signal; signal.signal(15, signal.SIG_IGN)")
         while started.process.alive:
             started.process.signal(signal.SIGTERM)

@@ -541,7 +541,7 @@ CONFIGURATIONS = (
         faults={"a": DIES},
         large=["folder"],
     ),
-    *_both("a group of two, one dies", _group, faults={"b": DIES}),
+    *_both("a group of two, one dies", _group, faults={"b": DIES}, large=["folder"]),
     *_both("a group of two, the primary dies", _group, faults={"a": DIES}, large=["folder"]),
     *_both("a group of two, one error", _group, faults={"b": ANY_ERROR}, large=["folder"]),
     _in(
@@ -557,5 +557,6 @@ CONFIGURATIONS = (
         "a local save of two, the primary lost",
         local_saves,
         faults={"a": DIES, "b": Faults(frozenset({TIMES_OUT}), most=1, where=("for outcome",))},
+        is_large=True,
     ),
 )

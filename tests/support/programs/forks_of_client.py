@@ -8,8 +8,12 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 
 from holdfast.coordination import CoordinationClient
+
+# Since 3.12 Python warns of each fork of a process with threads, as gRPC's.
+warnings.simplefilter("ignore", DeprecationWarning)
 
 with CoordinationClient(sys.argv[3], 0) as client:
     for number in range(200):
