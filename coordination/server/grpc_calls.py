@@ -127,6 +127,7 @@ class GrpcCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._listening = listening
         self._admission = admission
         self._flush_soon = flush_soon
+        self._waiting: set[_UnaryWriter] = set()
         self.turns = Turns(service.config.limits.under_way_bytes, listening.clock)
         self._server = grpc.aio.server(handlers=(self,), options=channel_options(service.config))
 
@@ -140,7 +141,9 @@ class GrpcCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Ends; calls may be answered until then."""
+        """Ends; calls may be answered until then. Those that wait are told that nobody answers."""
+        for writer in self._waiting:
+            writer.fail(int(Code.UNAVAILABLE), "the coordination service ends", b"")
         await self._server.stop(grace_s)
 
     def service(self, handler_call_details: Any) -> Any:
@@ -165,6 +168,7 @@ class GrpcCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         writer = _UnaryWriter(context, await self._admit(context))
         call = self._service.unary(path, body, writer)
         self._flush_soon()
+        self._waiting.add(writer)
         try:
             code, message, body = await writer.outcome
         except asyncio.CancelledError:
@@ -172,6 +176,8 @@ class GrpcCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
                 self._service.drop(call)
                 self._flush_soon()
             raise
+        finally:
+            self._waiting.discard(writer)
         if code:
             await context.abort(_STATUS[code], message, ((STATUS_DETAILS, body),) if body else ())
         if len(body) >= LARGE_BYTES:

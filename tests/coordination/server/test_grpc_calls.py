@@ -86,24 +86,44 @@ def test_an_error_holds_its_payloads(channel: grpc.Channel) -> None:
     )
 
 
-def test_a_client_that_goes_away_waits_no_longer(served: Served, channel: grpc.Channel) -> None:
-    """A get that is cancelled, and one whose connection breaks, are forgotten by the machine."""
+def waiting_gets(served: Served, channel: grpc.Channel, count: int) -> list[Any]:
+    """Returns calls that wait for a key, once the machine has them."""
     get = coordination_b_pb2.GetKeyValueRequest(key="never").SerializeToString()
+    calls = [
+        channel.unary_unary(PROFILE_B + "GetKeyValue").future(get, timeout=60)
+        for _ in range(count)
+    ]
+    wait_for_waiting(served, count)
+    return calls
 
-    def wait_for(count: int) -> None:
-        deadline = Deadline(20)
+
+def wait_for_waiting(served: Served, count: int) -> None:
+    deadline = Deadline(20)
+    with grpc.insecure_channel(served.address, OWN_POOL) as channel:
         while len(list(served.service.machine.keys.waiting())) != count:
             assert not deadline.passed()
             channel.unary_unary(STATUS)(b"", timeout=20)  # a turn of the service's loop
 
+
+def test_a_client_that_goes_away_waits_no_longer(served: Served) -> None:
+    """A get that is cancelled, and one whose connection breaks, are forgotten by the machine."""
     with grpc.insecure_channel(served.address, OWN_POOL) as other:
-        calls = [
-            other.unary_unary(PROFILE_B + "GetKeyValue").future(get, timeout=60) for _ in range(2)
-        ]
-        wait_for(2)
+        calls = waiting_gets(served, other, 2)
         calls[0].cancel()
-        wait_for(1)
-    wait_for(0)
+        wait_for_waiting(served, 1)
+    wait_for_waiting(served, 0)
+
+
+def test_calls_that_wait_hear_of_the_end(
+    served: Served, channel: grpc.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the service, by a sentence; its log has no traceback of each."""
+    (get,) = waiting_gets(served, channel, 1)
+    served.stop()
+    error = get.exception(timeout=20)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert error.details() == "the coordination service ends"
+    assert not caplog.records
 
 
 def test_a_session_of_an_older_holdfast_is_refused(channel: grpc.Channel) -> None:
