@@ -90,8 +90,7 @@ def waiting_gets(served: Served, channel: grpc.Channel, count: int) -> list[Any]
     """Returns calls that wait for a key, once the machine has them."""
     get = coordination_b_pb2.GetKeyValueRequest(key="never").SerializeToString()
     calls = [
-        channel.unary_unary(PROFILE_B + "GetKeyValue").future(get, timeout=60)
-        for _ in range(count)
+        channel.unary_unary(PROFILE_B + "GetKeyValue").future(get, timeout=60) for _ in range(count)
     ]
     wait_for_waiting(served, count)
     return calls
