@@ -41,7 +41,7 @@ MOST_TOKENS = {
     "multihost": 48.3,
     "checkpoint": 196.6,
     "launch": 52.3,
-    "compat": 36.9,
+    "compat": 37.2,
     "web": 8.8,
     "cli": 21.8,
 }

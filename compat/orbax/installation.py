@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 REAL = "orbax.checkpoint"
 FACE = "holdfast.compat.orbax"
+_JOINS = "jax.distributed"
+_WHO = ("coordinator_address", "num_processes", "process_id")
 # For the PYTHONPATH of children.
 _OWN_NAMES = frozenset(vars(ModuleType("module")))
 STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
@@ -40,6 +46,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         installed = importlib.machinery.PathFinder.find_spec
         if name == "orbax" and installed(name) is None:
             return importlib.machinery.ModuleSpec(name, None, is_package=True)
+        if name == _JOINS and (found := installed(name, path)) is not None:
+            loader = _Joining(name, str(found.origin))
+            return importlib.util.spec_from_file_location(name, found.origin, loader=loader)
         if name != REAL and not name.startswith(f"{REAL}."):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
@@ -65,8 +74,35 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Does nothing: the module is made."""
 
 
+class _Joining(importlib.machinery.SourceFileLoader):
+    """Loads `jax.distributed`, which knows no launcher of holdfast's."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Has it join the jobs of such launchers, where jax is to find out which."""
+        super().exec_module(module)
+        _join_by_holdfast(module)
+
+
+def _join_by_holdfast(module: Any) -> None:
+    joins = module.initialize
+
+    @functools.wraps(joins)
+    def initialize(*arguments: Any, **options: Any) -> None:
+        from holdfast import multihost
+
+        given = inspect.signature(joins).bind(*arguments, **options).arguments
+        if given.keys() >= {*_WHO} or multihost.ProcessSpec.from_env(os.environ) is None:
+            joins(*arguments, **options)
+        else:
+            words = {name: given[name] for name in (*_WHO, "local_device_ids") if name in given}
+            multihost.initialize(**words, timeout_s=given.get("initialization_timeout", 300))
+
+    vars(module).update(initialize=initialize)
+
+
 def install() -> None:
-    """Makes `import orbax.checkpoint`, and what is below it, import the stand-ins.
+    """Makes `import orbax.checkpoint`, and what is below it, import the stand-ins. Where a launcher
+    of holdfast's has started the process, `jax.distributed.initialize` joins its job.
 
     In this process and in those that it spawns. Raises RuntimeError once the real Orbax was
     imported: some of the program would be using it already. Idempotent.
@@ -78,6 +114,8 @@ def install() -> None:
             f"{REAL} is imported already; call {FACE}.install() before anything imports it"
         )
     sys.meta_path.insert(0, _Finder())
+    if _JOINS in sys.modules:
+        _join_by_holdfast(sys.modules[_JOINS])
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if STARTUP not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([STARTUP, *filter(None, paths)])

@@ -99,13 +99,23 @@ def run_orbax(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_job_runs_unedited_programs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "joins",
+    [
+        "jax.distributed.initialize(initialization_timeout=60)",
+        pytest.param("holdfast.multihost.initialize()", marks=pytest.mark.slow),
+    ],
+)
+def test_a_job_runs_unedited_programs(joins: str, tmp_path: Path) -> None:
     """`holdfast run --orbax` starts each process so: with options of the interpreter, a script or a
-    module, and its arguments.
+    module, and its arguments. They join as with jax's own launchers, or holdfast's way.
     """
     (tmp_path / "train.py").write_text(
-        "import sys\nimport orbax.checkpoint as ocp\nprint('runs',"
+        f"import sys\nimport jax\nimport holdfast.multihost\n{joins}\n"
+        "import orbax.checkpoint as ocp\nassert jax.process_count() == 2\n"
+        "ocp.multihost.sync_global_processes('all')\nprint('runs',"
         " ocp.CheckpointManager.__module__.split('.')[0], *sys.argv[1:])\n"
+        "jax.distributed.shutdown()\n"
     )
     ran = run_orbax(sys.executable, "-X", "utf8", "-u", str(tmp_path / "train.py"), "--steps", "3")
     assert ran.returncode == 0, ran.stderr
