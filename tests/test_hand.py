@@ -40,7 +40,7 @@ MOST_TOKENS = {
     "coordination": 73.2,
     "multihost": 48.3,
     "checkpoint": 196.6,
-    "launch": 52.3,
+    "launch": 52.4,
     "compat": 37.2,
     "web": 8.8,
     "cli": 21.8,

@@ -533,6 +533,8 @@ class BaseEngine(Engine):
             hidden = event.code == DONE and watch.raised(event.process)
             if hidden or event.process in self._stuck:
                 event = replace(event, code=RAISED)
+            if event.code == RAISED and not event.why:
+                event = replace(event, why=watch.why_never(event.process))
         if event.code in _BY_SIGTERM and not self._sent_sigterm and not joined:
             self._queue.put(Noticed(f"process {event.process} (SIGTERM before it had joined)"))
         self._queue.put(replace(event, met=met))

@@ -295,6 +295,13 @@ class ProgressWatch:
         # None has answered yet, or it is one of the attempt before, which had more.
         return own_words(process, tasks[process].error) if process < len(tasks) else ""
 
+    def why_never(self, process: int) -> str:
+        """Returns what may be amiss where one of several processes failed before it had joined."""
+        tasks = self.status.tasks
+        if len(tasks) < 2 or tasks[process].state != coordination_pb2.UNINITIALIZED:
+            return ""
+        return "it had not joined the others (holdfast.multihost.initialize())"
+
     @property
     def with_session(self) -> frozenset[int]:
         """The processes that have had a client of ours."""

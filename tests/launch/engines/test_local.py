@@ -385,6 +385,17 @@ def test_the_first_failure_decides_and_ends_the_others(how: int, code: int, tmp_
         assert wait_until_ended(pids, within_s=0.5)
 
 
+@pytest.mark.parametrize(("count", "why"), [(1, ""), (2, ": it had not joined the others (")])
+def test_who_fails_before_it_joined_is_told(count: int, why: str) -> None:
+    """As a program does that asks jax alone who it is; one by itself need not join."""
+    output = CollectedOutput()
+    command = [sys.executable, "-c", "raise SystemExit('jax knows no launcher')"]
+    result = run_local(command, count, output=output)
+    assert result.exit_code == 1
+    assert f"of {count} ended with exit code 1 in attempt 1{why}" in result.reasons[-1]
+    assert result.reasons[-1].endswith(")" * bool(why) or "attempt 1")
+
+
 def test_what_ignores_sigterm_is_killed_later(tmp_path: Path) -> None:
     """SIGTERM first, SIGKILL after --grace-s."""
     output = CollectedOutput()
