@@ -11,8 +11,6 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, partial
-from itertools import starmap
-from operator import call
 from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 from holdfast.coordination import HoldfastError
@@ -49,17 +47,18 @@ class SentError:
     @classmethod
     def of(cls, error: Exception) -> Self:
         """Takes the kind, the sentence and, of our own errors, the facts."""
-        if not isinstance(error, HoldfastError):
-            facts: Mapping[str, int | str] = {}
-            if isinstance(error, OSError):
-                facts = {"passes": True, "errno": error.errno or 0}
-            return cls(type(error).__name__, str(error), facts)
-        facts_of_ours = {
-            name: value
-            for name, value in vars(error).items()
-            if isinstance(value, int | str) and not name.startswith("_")
-        }
-        return cls(type(error).__name__, error.message, facts_of_ours)
+        sentence = str(error)
+        facts = {}
+        if isinstance(error, HoldfastError):
+            sentence = error.message
+            facts = {
+                name: value
+                for name, value in vars(error).items()
+                if isinstance(value, int | str) and not name.startswith("_")
+            }
+        elif isinstance(error, OSError):
+            facts = {"passes": True, "errno": error.errno or 0}
+        return cls(type(error).__name__, sentence, facts)
 
     @property
     def text(self) -> str:
@@ -70,9 +69,8 @@ class SentError:
         self, *, unknown: type[HoldfastError] = CheckpointError, start: str = "", **facts: Any
     ) -> HoldfastError:
         """Returns the error, of its own kind or of `unknown`; its sentence begins with `start`."""
-        kind = SENT_ERRORS.get(self.kind)
-        sentence = self.text if kind is None else self.message
-        made = kind or unknown
+        made = SENT_ERRORS.get(self.kind, unknown)
+        sentence = self.message if self.kind in SENT_ERRORS else self.text
         known = {
             name: value
             for name, value in {**self.fields, **facts}.items()
@@ -157,7 +155,12 @@ def _as_is(data: Any) -> Any:
 def _parser_of_each(
     make: Callable[[Iterable[Any]], Any], hints: Iterable[Any]
 ) -> Callable[[Any], Any]:
-    parsers = [_parser(hint) for hint in hints]
-    if all(parse is _as_is for parse in parsers):
-        return make
-    return lambda data: make(starmap(call, zip(parsers, data, strict=True)))
+    others = [(at, parse) for at, parse in enumerate(map(_parser, hints)) if parse is not _as_is]
+
+    def parse_each(data: Iterable[Any]) -> Any:
+        each = [*data]
+        for at, parse in others:
+            each[at] = parse(each[at])
+        return make(each)
+
+    return parse_each if others else make
