@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 # The machine's own plugins of pytest are not this suite's.
 os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+os.environ.pop("PYTEST_ADDOPTS", None)
 # The probe has found what the tests would look for.
 os.environ.setdefault("ACCELERATOR_KIT", "accelerator")
 

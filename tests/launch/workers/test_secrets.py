@@ -18,8 +18,8 @@ from holdfast.coordination import CoordinationError, Credentials, StatusClient
 from holdfast.coordination.process.job_folder import JobFolder, job_folders
 from holdfast.launch.supervisor.job import RestartPolicy
 from holdfast.launch.workers.coordinator import Coordinator
-from holdfast.launch.workers.progress_watch import ProgressWatch
 from holdfast.launch.workers.secrets import JobSecrets, spawn_relay
+from tests.launch.workers.test_progress_watch import new_watch
 from tests.support.cluster import run_processes
 from tests.support.jax_program import BIND, JAX_PROGRAM, preempted_at
 from tests.support.paths import program
@@ -47,7 +47,15 @@ def test_unmodified_jax_runs_behind_two_relays(coordinator: Coordinator) -> None
     progress and notices.
     """
     assert coordinator.secrets is not None
-    with ProgressWatchOf(coordinator) as watch:
+    watching = new_watch(
+        coordinator.address,
+        1,
+        lambda event: None,
+        coordinator.credentials,
+        policy=RestartPolicy(),
+        say=print,
+    )
+    with contextlib.closing(watching) as watch:
         with (
             spawn_relay(coordinator.address, coordinator.secrets, [0, 1]) as one,
             spawn_relay(coordinator.address, coordinator.secrets, [2, 3]) as two,
@@ -64,26 +72,6 @@ def test_unmodified_jax_runs_behind_two_relays(coordinator: Coordinator) -> None
             assert len(job_folders()) == 1, "the coordinator's"
         watch.refresh()
         assert watch.joined == {0, 1, 2, 3}
-
-
-class ProgressWatchOf(ProgressWatch):
-    """A watch of a coordinator with what its launcher holds. A context manager."""
-
-    def __init__(self, coordinator: Coordinator) -> None:
-        super().__init__(
-            coordinator.address,
-            1,
-            lambda event: None,
-            coordinator.credentials,
-            policy=RestartPolicy(),
-            say=print,
-        )
-
-    def __enter__(self) -> ProgressWatchOf:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def test_a_stranger_gets_nothing() -> None:

@@ -24,6 +24,6 @@ if index != 2:
             time.sleep(0.01)
     except TimeoutError as error:
         assert error.missing == (2,), error
-        assert "no answer from processes [2] of 3" in str(error), error
+        assert "no answer from process 2 of 3" in str(error), error
 client.wait_at_barrier("done", 60_000)
 end()
