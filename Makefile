@@ -3,8 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 PROTOS := $(wildcard proto/*.proto)
-# Tests wait for a third of their time: three workers keep two cores busy.
-WORKERS ?= 3
+# Tests wait for a third of their time and more: four workers keep two cores busy.
+WORKERS ?= 4
 SLOW_WORKERS ?= 2
 # A file's tests stay together, and files come as tests/conftest.py orders them: the long ones first.
 FAST = -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0

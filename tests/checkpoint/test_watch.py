@@ -175,7 +175,7 @@ def test_a_wait_of_the_manager_is_no_hang(tmp_path: Path) -> None:
     assert hangs == [0] * 4
 
 
-@pytest.mark.parametrize("how", ["end", "drop"])
+@pytest.mark.parametrize("how", ["end", pytest.param("drop", marks=pytest.mark.slow)])
 def test_a_program_that_has_finished_is_no_hang(how: str, tmp_path: Path) -> None:
     """Neither a long save at its exit ends it, nor the watchdog of a manager that is gone."""
     arguments = [tmp_path, how]

@@ -114,6 +114,7 @@ SCRIPTS = {
 }
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_or_hangs_is_written_down_and_the_next_goes_on(tmp_path: Path) -> None:
     """The block has what each had measured, why it ended, where all its processes were, and for
     what the disk has no room.

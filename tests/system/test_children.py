@@ -62,6 +62,7 @@ os.killpg(0, 9)
 """
 
 
+@pytest.mark.slow
 def test_a_copied_environment_does_not_take_the_place() -> None:
     """The same program, started again with the HOLDFAST_* of a process that lives, is refused with
     its pid; the first goes on. Once it is killed the place is free: a fork of it holds nothing.

@@ -26,6 +26,7 @@ def test_exact_for_every_dtype() -> None:
     )
 
 
+@pytest.mark.slow
 def test_calls_that_do_not_match() -> None:
     """Other trees, shapes, dtypes of equal size, sources, lengths, calls: all processes raise the
     same before the devices compute, and the next call works. One that is not made is named in time.

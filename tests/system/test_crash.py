@@ -94,7 +94,7 @@ def points(fast: Sequence[Walk], slow: Sequence[Walk]) -> pytest.MarkDecorator:
 
 
 @points(
-    fast=[(1, 0, 0, 7), (2, 0, 20, 29)],
+    fast=[(1, 0, 0, 14), (2, 0, 20, 29)],
     slow=[
         (1, 0, 0, 1),
         *((2, 1, at, 2) for at in range(2)),

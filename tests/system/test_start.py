@@ -281,7 +281,8 @@ def test_leaving_without_shutdown() -> None:
     assert not any("WARNING" in output or "ERROR" in output for output in outputs), outputs
 
 
-@pytest.mark.parametrize("ending", ["calls", pytest.param("forgets", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["calls", "forgets"])
 def test_a_process_that_is_left_alone_ends_soon(ending: str) -> None:
     """Where another one died before the shutdown, the interpreter's end searches no cycles: a
     launcher waits for it. Where all are there, it does.

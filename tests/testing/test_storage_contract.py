@@ -193,6 +193,7 @@ def test_a_broken_rule_fails_its_test(broken: type[LocalStorage], tmp_path: Path
         check(BROKEN[broken], broken(tmp_path / "broken"))
 
 
+@pytest.mark.slow
 def test_the_suite_fails_in_pytest() -> None:
     """An author's class runs under pytest: the tests of the broken rule fail, all others pass."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -733,6 +733,7 @@ def test_a_status_grows_older_without_a_coordinator(tmp_path: Path) -> None:
         engine.close()
 
 
+@pytest.mark.slow
 def test_where_processes_can_stay_the_next_coordinator_waits() -> None:
     """From the first step on; `holdfast status` finds the one whose attempt runs. One that has died
     while it waited is not used.

@@ -9,7 +9,7 @@ import pytest
 from ..campaign import check_lives
 from .settings import rows
 
-SHARES = 60  # of the rows; the fast tests take one
+SHARES = 120  # of the rows; the fast tests take one
 
 lives = functools.partial(check_lives, "tests.model.checkpoint")
 

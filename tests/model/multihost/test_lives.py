@@ -31,7 +31,7 @@ def test_lives_that_once_diverged_agree() -> None:
 
 def test_some_lives_agree() -> None:
     """With calls and faults by chance."""
-    lives_at_once("--lives", 5)
+    lives_at_once("--lives", 3)
 
 
 @pytest.mark.slow
