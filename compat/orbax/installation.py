@@ -7,7 +7,6 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -88,9 +87,12 @@ def _join_by_holdfast(module: Any) -> None:
 
     @functools.wraps(joins)
     def initialize(*arguments: Any, **options: Any) -> None:
+        import inspect  # each child of such a program loads this module
+
         from holdfast import multihost
 
-        given = inspect.signature(joins).bind(*arguments, **options).arguments
+        bound = inspect.signature(joins).bind(*arguments, **options).arguments
+        given = {name: value for name, value in bound.items() if value is not None}
         if given.keys() >= {*_WHO} or multihost.ProcessSpec.from_env(os.environ) is None:
             joins(*arguments, **options)
         else:

@@ -102,7 +102,7 @@ def run_orbax(*command: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "joins",
     [
-        "jax.distributed.initialize(initialization_timeout=60)",
+        "jax.distributed.initialize(None, None, process_id=None, initialization_timeout=60)",
         pytest.param("holdfast.multihost.initialize()", marks=pytest.mark.slow),
     ],
 )
