@@ -298,7 +298,9 @@ class ProgressWatch:
     def why_never(self, process: int) -> str:
         """Returns what may be amiss where one of several processes failed before it had joined."""
         tasks = self.status.tasks
-        if len(tasks) < 2 or tasks[process].state != coordination_pb2.UNINITIALIZED:
+        if len(tasks) < 2 or process >= len(tasks):
+            return ""
+        if tasks[process].state != coordination_pb2.UNINITIALIZED:
             return ""
         return "it had not joined the others (holdfast.multihost.initialize())"
 

@@ -181,6 +181,8 @@ def test_a_process_says_why_it_ends(watched: Watched) -> None:
     watched.watch.refresh()
     assert watched.watch.last_words(1) == "RuntimeError: the loss is NaN"
     assert watched.watch.last_words(0) == ""
+    # One of the attempt before, which had more, may end while this one runs.
+    assert [watched.watch.why_never(process) for process in (1, 2, 7)] == [""] * 3
 
 
 def test_who_has_raised_may_end_its_save() -> None:

@@ -30,6 +30,7 @@ def _chosen(mutation: Mutation) -> list[Configuration]:
         pytest.param(
             each,
             id=each.name,
+            # The fast tests take a third: it is the net that is tested here.
             marks=SLOW if at % 3 or all(chosen.is_large for chosen in _chosen(each)) else [],
         )
         for at, each in enumerate(MUTATIONS)
