@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import bisect
 import importlib.util
 import io
 import statistics
@@ -66,7 +67,7 @@ class Figures:
 
 
 def code_tokens(text: str) -> list[int]:
-    """Returns the line of each token of the code."""
+    """Returns the line of each token of the code, ascending."""
     lines = []
     depth = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -158,8 +159,9 @@ def count_file(path: Path, figures: Figures) -> None:
     for node in ast.walk(ast.parse(text)):
         where = f"{path}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, FUNCTIONS):
-            end = node.end_lineno or node.lineno
-            figures.function_tokens.append(sum(node.lineno <= line <= end for line in tokens))
+            first = bisect.bisect_left(tokens, node.lineno)
+            end = bisect.bisect_right(tokens, node.end_lineno or node.lineno)
+            figures.function_tokens.append(end - first)
             if parameters_of(node) > MOST_PARAMETERS:
                 figures.parameters.append(f"{where} {node.name}: {parameters_of(node)}")
             if len(locals_of(node)) > MOST_LOCALS:

@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import random
 import signal
@@ -97,6 +98,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = slow - _spread(slow, share, seed)
     items[:] = [item for item in items if item not in dropped]
     config.hook.pytest_deselected(items=list(dropped))
+
+
+def pytest_collection_finish() -> None:
+    # All tests and what they import stay to the end: no collection walks through them again.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
