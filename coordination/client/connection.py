@@ -183,14 +183,15 @@ class Connection:
         """
         self._counts["calls"] += 1
         number = next(self._numbers)
-        for pause_s in pauses():
+        waits = pauses()
+        while True:
             transport = self._require_transport()
             try:
                 response = transport.call(method, request, deadline, grace_s, number=number, **told)
                 self._note_answer()
                 return response
             except TransportError as error:
-                self._after_break(error, deadline, pause_s, method)
+                self._after_break(error, deadline, next(waits), method)
                 if error.sent and on_retry is not None:
                     on_retry()
             except CoordinationError as error:
@@ -198,7 +199,6 @@ class Connection:
                 if error.code != "DEADLINE_EXCEEDED":
                     self._note_answer()
                 raise
-        raise AssertionError("pauses never end")
 
     def _require_transport(self) -> SessionTransport:
         # Each thread raises a copy: several tracebacks in one error would grow into each other.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 STEP_BYTES = 64 * 1024
@@ -41,19 +41,15 @@ class TlsBytes:
         self._incoming.write(data)
         if not self.open:
             self._go_on()
-        return b"".join(self._read()) if self.open else b""
-
-    def _read(self) -> Iterator[bytes]:
+        found = []
         try:
             # One read too many is an exception, which costs as much as a small frame.
-            while waiting := self._incoming.pending or self._tls.pending():
-                data = self._tls.read(min(waiting, _RECORD_BYTES))
-                if not data:
-                    self.ended = True
-                    return
-                yield data
+            while self.open and not self.ended and (self._incoming.pending or self._tls.pending()):
+                found.append(self._tls.read(_RECORD_BYTES))
+                self.ended = not found[-1]
         except ssl.SSLWantReadError:
-            return
+            pass
+        return b"".join(found)
 
     def write(self, data: bytes | memoryview) -> None:
         """Encrypts."""
