@@ -76,8 +76,9 @@ class SocketStream:
         self._admitted = False
         self._ending = False
         self._waits_to_write = False
-        self._pieces: deque[memoryview] = deque([memoryview(PREAMBLE)])  # as they are sent
-        self._message: deque[memoryview] = deque()  # what is left of the one that is on its way
+        # Of one or two: a deque has room for 64, and there are thousands of streams.
+        self._pieces = [memoryview(PREAMBLE)]  # as they are sent
+        self._message: list[memoryview] = []  # what is left of the one that is on its way
         self._queue: deque[tuple[bytes, bytes]] = deque()
         self._queued_bytes = 0
         self._leave_at = 0.0
@@ -184,7 +185,7 @@ class SocketStream:
                 piece = self._pieces[0]
                 sent = self._connection.send(piece)
                 if sent == len(piece):
-                    self._pieces.popleft()
+                    self._pieces.pop(0)
                 else:
                     self._pieces[0] = piece[sent:]
                 self._leave_at = self._loop.time() + LEAVE_S
@@ -209,12 +210,12 @@ class SocketStream:
             if not self._queue:
                 return False
             self._begin_message()
-        piece = self._message.popleft()
+        piece = self._message.pop(0)
         if self._tls is None:
             self._pieces.append(piece)
             return True
         if len(piece) > STEP_BYTES:
-            self._message.appendleft(piece[STEP_BYTES:])
+            self._message.insert(0, piece[STEP_BYTES:])
         self._tls.write(piece[:STEP_BYTES])
         self._pieces.append(memoryview(self._tls.output()))
         return True
