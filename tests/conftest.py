@@ -5,7 +5,6 @@ them.
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
 import random
 import signal
@@ -18,6 +17,7 @@ import pytest
 import pytest_timeout
 from hypothesis import HealthCheck, settings
 
+from tests.support.garbage import freeze
 from tests.support.load import load
 
 # A test that hangs in a C call, or in its own clean-up, never sees its limit's signal.
@@ -101,9 +101,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    # All tests and what they import stay to the end: no collection walks through them again.
-    gc.collect()
-    gc.freeze()
+    freeze()  # all tests and what they import stay to the end
 
 
 @pytest.fixture(autouse=True)

@@ -34,6 +34,7 @@ from holdfast.checkpoint.storage.base import Entry, Part, Storage
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.multihost import Group
 from tests.support.checkpointing import at_once, groups, pooled_blocks
+from tests.support.garbage import freeze
 from tests.support.told_stores import told_url
 
 
@@ -78,6 +79,7 @@ def test_falling_back_from_a_step_that_is_not_there_is_told(
 
 def test_a_step_that_is_passed_over_leaves_no_bytes(tmp_path: Path) -> None:
     """What was read of the damaged step is gone before the next one is read."""
+    freeze()
     blocks: list[int] = []
 
     def before(verb: str, name: str, end_s: float) -> None:

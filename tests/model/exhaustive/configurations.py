@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import itertools
 import logging
 import os
@@ -24,6 +23,7 @@ from holdfast.checkpoint.steps.holds import take_hold
 from holdfast.checkpoint.storage.base import Storage
 from holdfast.checkpoint.storage.local import LocalStorage
 from tests.model.promise import Broken
+from tests.support.garbage import freeze
 
 from .bucket import REFUSED_AFTER, ModelBucket, Objects
 from .disk import AFTER, BEFORE, LATE, NOT_FOUND, Disk, memory_folder, observed_calls
@@ -234,13 +234,11 @@ def searcher() -> Iterator[Searcher]:
     """Yields what searches; meanwhile tasks go on one at a time."""
     object_claims._honour_conditions.add("model://bucket?")
     logging.disable(logging.WARNING)  # of saves that fail there are thousands
-    gc.collect()
-    gc.freeze()  # what jax has made is many times more than what an execution makes
+    freeze()  # what jax has made is many times more than what an execution makes
     try:
         with memory_folder() as folder, repeatable(), observed_calls(), modelled_peers():
             yield Searcher(str(folder))
     finally:
-        gc.unfreeze()
         logging.disable(logging.NOTSET)
 
 

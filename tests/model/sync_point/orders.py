@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from holdfast.multihost.preemption.step_agreement import SyncPoint, _OpenSyncPoi
 from tests.model.exhaustive.scheduler import AWAIT, OK, READ, WRITE, Access, Run, Task
 from tests.model.exhaustive.search import Search
 from tests.model.promise import Broken, need
+from tests.support.garbage import freeze
 
 from .machinery import CLOCK, ModelClient, Site, building, searched
 
@@ -317,15 +317,13 @@ def prepared() -> Iterator[None]:
         real(sync, error, failures)
 
     logging.disable(logging.WARNING)
-    gc.collect()
-    gc.freeze()  # what jax has made is many times more than what an execution makes
+    freeze()  # what jax has made is many times more than what an execution makes
     SyncPoint._note_error = note_error  # type: ignore[method-assign]
     try:
         with searched():
             yield
     finally:
         SyncPoint._note_error = real  # type: ignore[method-assign]
-        gc.unfreeze()
         logging.disable(logging.NOTSET)
 
 

@@ -7,8 +7,14 @@ import sys
 from holdfast.coordination import CoordinationClient, CoordinationError, Timeouts
 
 
+def say(*words):
+    """Prints a line that stays whole beside another thread's."""
+    sys.stdout.write(f"{' '.join(words)}\n")
+    sys.stdout.flush()
+
+
 def tell(error):
-    print("told", type(error).__name__, error.code, flush=True)
+    say("told", type(error).__name__, error.code)
 
 
 client = CoordinationClient(
@@ -18,10 +24,10 @@ client = CoordinationClient(
     on_error=tell,
 )
 client.connect()
-print("up", flush=True)
+say("up")
 try:
     client.blocking_key_value_get("end", 60_000)
-    print("told nothing", flush=True)
+    say("told nothing")
 except CoordinationError as error:
-    print("call ended", error.code, flush=True)
+    say("call ended", error.code)
 client.close()
