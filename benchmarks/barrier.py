@@ -26,9 +26,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.coordination import CoordinationService, Credentials, Endpoint, ServiceTimeouts
+
+if TYPE_CHECKING:
+    from holdfast.launch.workers.secrets import JobSecrets
 
 MOST_PROCESSES = 32
 MANY_CLIENTS = 8
@@ -46,8 +49,10 @@ from jaxlib import _jax
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     address = "127.0.0.1:%d" % probe.getsockname()[1]
-timeouts = {"heartbeat_timeout": 600, "shutdown_timeout": 10}
-service = _jax.get_distributed_runtime_service(address, int(sys.argv[1]), **timeouts)
+settings = {"heartbeat_timeout": 600, "shutdown_timeout": 10}
+for name, file in zip(("cert", "key", "ca"), sys.argv[2:]):
+    settings[f"mtls_{name}_file"] = file
+service = _jax.get_distributed_runtime_service(address, int(sys.argv[1]), **settings)
 print(address, flush=True)
 sys.stdin.read()
 """
@@ -72,6 +77,8 @@ LAUNCHED = (
     *(Peer("holdfast", client, "socket") for client in ("jaxlib", "holdfast")),
     *(Peer("holdfast", "holdfast", way) for way in ("TLS", "relay")),
 )
+JAXLIBS_TLS = Peer("jaxlib", "jaxlib", "TLS")
+"""Where jaxlib knows mutual TLS: from 0.12 on."""
 
 
 def make_client(kind: str, address: str, process_id: int, secrets: Path | None) -> Any:
@@ -92,6 +99,7 @@ def make_client(kind: str, address: str, process_id: int, secrets: Path | None) 
         return CoordinationClient(address, process_id, timeouts=timeouts, credentials=shown)
     from jaxlib import _jax
 
+    files = {} if secrets is None else mtls_files(secrets, "client")
     return _jax.get_distributed_runtime_client(
         address,
         process_id,
@@ -99,7 +107,14 @@ def make_client(kind: str, address: str, process_id: int, secrets: Path | None) 
         heartbeat_timeout=600,
         shutdown_timeout=30,
         shutdown_on_destruction=False,
+        **{f"mtls_{name}_file": file for name, file in files.items()},
     )
+
+
+def mtls_files(secrets: Path, who: str) -> dict[str, str]:
+    """Returns the files of one side, as jaxlib calls them, in its order."""
+    names = {"cert": f"{who}.crt", "key": f"{who}.key", "ca": "ca.crt"}
+    return {name: f"{secrets}/{file}" for name, file in names.items()}
 
 
 # --- A worker: some clients, a thread each, with commands on its stdin
@@ -217,15 +232,17 @@ class Cluster:
         self.workers: list[subprocess.Popen[str]] = []
         with self._cleanup.pop_all() as undone:
             address = (
-                self._serve_jaxlib(undone, clients)
+                self._serve_jaxlib(undone, peer, clients)
                 if peer.service == "jaxlib"
                 else self._serve(undone, peer, clients)
             )
             self._start_workers(undone, peer, address, clients)
             self._cleanup = undone.pop_all()
 
-    def _serve_jaxlib(self, undone: contextlib.ExitStack, clients: int) -> str:
+    def _serve_jaxlib(self, undone: contextlib.ExitStack, peer: Peer, clients: int) -> str:
         command = [sys.executable, "-c", JAXLIB_SERVICE, str(clients)]
+        if self._make_secrets(peer) is not None:
+            command += mtls_files(self._folder, "server").values()
         service = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENV
         )
@@ -234,26 +251,27 @@ class Cluster:
         self.pid = service.pid
         return service.stdout.readline().strip()
 
-    def _serve(self, undone: contextlib.ExitStack, peer: Peer, clients: int) -> str:
+    def _make_secrets(self, peer: Peer) -> JobSecrets | None:
         # Here, not above: a worker does not need them, and an earlier commit has none.
-        from holdfast.launch.workers.secrets import (
-            JobSecrets,
-            server_arguments,
-            spawn_relay,
-            write_files,
-        )
+        from holdfast.launch.workers.secrets import JobSecrets, write_files
 
-        secured = peer.way in ("TLS", "relay")
-        secrets = JobSecrets.create(["127.0.0.1"]) if secured else None
-        if secrets is not None:
-            write_files(self._folder, secrets.files_of_client() | secrets.files_of_server())
+        if peer.way not in ("TLS", "relay"):
+            return None
+        secrets = JobSecrets.create(["127.0.0.1"])
+        write_files(self._folder, secrets.files_of_client() | secrets.files_of_server())
+        return secrets
+
+    def _serve(self, undone: contextlib.ExitStack, peer: Peer, clients: int) -> str:
+        from holdfast.launch.workers.secrets import server_arguments, spawn_relay
+
+        secrets = self._make_secrets(peer)
         host = f"unix:{self._folder}/service" if peer.way == "socket" else "127.0.0.1"
         with environment(self._env):
             service = CoordinationService.spawn(
                 clients,
                 endpoint=Endpoint(host=host),
                 timeouts=ServiceTimeouts(heartbeat_s=600),
-                arguments=server_arguments(self._folder) if secured else (),
+                arguments=() if secrets is None else server_arguments(self._folder),
             )
         undone.callback(service.close)
         self.pid = service.pid
@@ -488,7 +506,12 @@ def main() -> None:
         busy(options.clients[0], options.rounds, options.repeats)
         return
     before = () if options.before is None else (Peer("holdfast", "holdfast", tree=options.before),)
-    peers = (*PEERS, *before, *(LAUNCHED if options.launched else ()))
+    import jax  # here: a worker needs none of it
+
+    launched = LAUNCHED
+    if hasattr(jax.config, "jax_mtls_cert_file"):
+        launched = (*LAUNCHED, JAXLIBS_TLS)
+    peers = (*PEERS, *before, *(launched if options.launched else ()))
     if options.clients:
         rows = {
             str(clients): compare(peers, clients, options.rounds, options.repeats)
