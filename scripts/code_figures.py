@@ -129,14 +129,9 @@ def locals_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     return found
 
 
-def outside_attributes(node: ast.AST) -> Iterator[str]:
+def outside_attributes(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> Iterator[str]:
     """Yields the targets of an assignment that are attributes of another object than `self`."""
-    if isinstance(node, ast.Assign):
-        targets = node.targets
-    elif isinstance(node, ast.AnnAssign | ast.AugAssign):
-        targets = [node.target]
-    else:
-        return
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     for target in targets:
         for each in ast.walk(target):
             if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
@@ -182,8 +177,9 @@ def count_file(path: Path, figures: Figures) -> None:
             ast.Tuple | ast.ListComp | ast.SetComp | ast.DictComp | ast.IfExp | ast.BoolOp,
         ):
             figures.effect_statements.append(where)
-        for target in outside_attributes(node):
-            figures.outside_assignments.append(f"{where} {target}")
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            found = outside_attributes(node)
+            figures.outside_assignments.extend(f"{where} {target}" for target in found)
 
 
 def sources(folder: Path) -> Iterator[Path]:

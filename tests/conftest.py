@@ -5,11 +5,12 @@ them.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import random
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -100,8 +101,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=list(dropped))
 
 
-def pytest_collection_finish() -> None:
-    freeze()  # all tests and what they import stay to the end
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    # All tests and what they import stay to the end: nobody looks for garbage among them.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

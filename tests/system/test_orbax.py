@@ -16,6 +16,7 @@ from tests.support.paths import program
 pytestmark = pytest.mark.filterwarnings("ignore")  # Orbax's own
 
 
+@pytest.mark.slow
 def test_four_processes_write_and_read_orbax(tmp_path: Path) -> None:
     """Arrays sharded over four processes are saved in Orbax's layout by all of them, restored by
     the real Orbax in one, by us in four.

@@ -13,6 +13,7 @@ import pytest
 from holdfast.checkpoint import CheckpointManager, Options
 from tests.support.paths import program
 
+pytestmark = pytest.mark.slow
 HOLDFAST = Path(sys.executable).parent / "holdfast"
 GRACE_S = 5  # ten steps of the program, where jax takes 32 before it waits
 
@@ -47,11 +48,7 @@ def preempt(
 
 @pytest.mark.parametrize(
     ("way", "devices"),
-    [
-        ("save", 1),
-        pytest.param("save", 2, marks=pytest.mark.slow),
-        pytest.param("should_save", 1, marks=pytest.mark.slow),
-    ],
+    [("save", 1), ("save", 2), ("should_save", 1)],
 )
 def test_a_job_that_never_waits_saves_in_time(way: str, devices: int, tmp_path: Path) -> None:
     """A notice of five seconds is enough for steps of half a second: all processes are near
@@ -61,7 +58,6 @@ def test_a_job_that_never_waits_saves_in_time(way: str, devices: int, tmp_path: 
     assert saved is not None and saved > 3, output
 
 
-@pytest.mark.slow
 def test_a_loop_that_shows_no_state_is_told_how_far_it_is(tmp_path: Path) -> None:
     """Its devices have all the steps to compute that jax takes: the launcher says so at the notice,
     while the save waits.

@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from holdfast.launch import RestartPolicy, RunSettings, run_local
 from tests.support.cluster import CollectedOutput
 from tests.support.object_servers import BUCKET, s3_server
@@ -30,6 +32,7 @@ def _env(dies: bool) -> dict[str, str]:
     return os.environ | {"JAX_PLATFORMS": "cpu"} | ({"DIES": "1"} if dies else {})
 
 
+@pytest.mark.slow
 def test_a_run_after_one_that_died_in_a_later_attempt(tmp_path: Path) -> None:
     """It begins with attempt 1, goes on from the last step, and takes the claim of the run before,
     which is not a day old, away.

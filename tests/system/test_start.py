@@ -335,6 +335,7 @@ def test_a_job_smaller_than_asked_for() -> None:
     assert all("refused: " in output and what in output for output in outputs), outputs
 
 
+@pytest.mark.slow  # tests/system/test_relays.py has a token and mTLS
 def test_a_secured_coordinator(tmp_path: Path) -> None:
     """With a token on, the whole path works, jaxlib's agent through a relay; a process without the
     token is refused.
