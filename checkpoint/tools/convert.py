@@ -71,11 +71,10 @@ def convert(  # noqa: PLR0913
         if bound is not None and (not isinstance(bound, int) or bound < 1):
             raise ValueError(f"convert: {name}={bound!r}: expected a whole number above 0")
     wanted = _wanted(checkpoint, items)
-    chosen = trees_of(checkpoint, wanted)
-    if process is not None:
-        chosen = {name: _of_process(found, process) for name, found in chosen.items()}
-    if under or rename is not None:
-        chosen = {name: _selected(found, under, rename) for name, found in chosen.items()}
+    chosen = {
+        name: _selected(found, process, under, rename)
+        for name, found in trees_of(checkpoint, wanted).items()
+    }
     if rules is not None:
         check_one_tree(list(wanted), checkpoint.info)
         chosen = {name: operate(*found, rules) for name, found in chosen.items()}
@@ -112,7 +111,11 @@ def _of_process(selected: Selected, process: int) -> Selected:
     return plain, read_process(reader, item, process)
 
 
-def _selected(selected: Selected, under: str, rename: Names) -> Selected:
+def _selected(selected: Selected, process: int | None, under: str, rename: Names) -> Selected:
+    if process is not None:
+        selected = _of_process(selected, process)
+    if not under and rename is None:
+        return selected
     item, reader = selected
     kept = replace(item, leaves=tuple(leaves_below(item, under)))
     if not kept.leaves:
