@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from typing import Any
 
 import jax
-from absl import flags
 
 # The only place where jax keeps its client and its distributed process id.
 from jax._src import distributed
@@ -138,7 +138,10 @@ def use_experimental_distributed_process_id() -> bool:
     That is: registered, parsed and true. holdfast never defines it.
     """
     name = "experimental_orbax_use_distributed_process_id"
-    return name in flags.FLAGS and flags.FLAGS.is_parsed() and bool(flags.FLAGS[name].value)
+    absl = sys.modules.get("absl.flags")  # whoever has registered a flag has imported it
+    if absl is None or name not in absl.FLAGS:
+        return False
+    return absl.FLAGS.is_parsed() and bool(absl.FLAGS[name].value)
 
 
 def process_index() -> int:

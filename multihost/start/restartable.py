@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import logging
 import os
 import re
@@ -19,7 +20,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
-import jax.extend
 from jax._src import xla_bridge
 
 from holdfast.coordination import (
@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _STATUS = re.compile(r"[A-Z]+(_[A-Z]+)*: ")
+_BACKENDS = "jax.extend.backend"  # brings Pallas along, which most programs do without
 _MARGIN_S = 1.0  # beside the heartbeat timeout, after which a death is known
 _FOR_EVER_MS = 10**10  # four months
 _THREADS_END_S = 0.1  # after what they waited for was closed
@@ -74,6 +75,7 @@ def run_restartable(train: Callable[[], T], **settings: Any) -> T:
     from the main thread. It calls `gc.freeze()`, also after each attempt.
     """
     spec = spec_of_launcher() if DECIDES in os.environ else None
+    importlib.import_module(_BACKENDS)  # now: the way back has no time for it
     gc.freeze()  # without a collection, for which the others of an attempt would wait
     while True:
         try:
@@ -294,5 +296,5 @@ def _drop_backends() -> None:
     clear_caches()
     untyped: Any = jax
     untyped.clear_caches()
-    untyped.extend.backend.clear_backends()
+    importlib.import_module(_BACKENDS).clear_backends()
     gc.collect()  # cycles may hold a backend, and its sockets stay open with it
