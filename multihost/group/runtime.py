@@ -138,10 +138,9 @@ def use_experimental_distributed_process_id() -> bool:
     That is: registered, parsed and true. holdfast never defines it.
     """
     name = "experimental_orbax_use_distributed_process_id"
-    absl = sys.modules.get("absl.flags")  # whoever has registered a flag has imported it
-    if absl is None or name not in absl.FLAGS:
-        return False
-    return absl.FLAGS.is_parsed() and bool(absl.FLAGS[name].value)
+    # Whoever has registered a flag has imported them; who is importing them now has not.
+    flags: Any = getattr(sys.modules.get("absl.flags"), "FLAGS", ())
+    return name in flags and flags.is_parsed() and bool(flags[name].value)
 
 
 def process_index() -> int:
