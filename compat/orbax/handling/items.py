@@ -319,7 +319,7 @@ def restore_tree(
     flat = FlatTree.of(item.structure.tree)
     saved = _by_path(flat)
     if target is not None:
-        flat = FlatTree.of(_mark_nones(target))
+        flat = FlatTree.of(_mark_nones(target, saved))
     leaves = _by_path(flat)
     given = {} if restore_args is None else _by_path(FlatTree.of(_tree(restore_args)))
     args = {path: _typed(saved.get(path), each) for path, each in given.items()}
@@ -366,7 +366,7 @@ def restore_tree(
     return plain(value) if target is None else value
 
 
-# Stands for a None in a target: where a leaf was saved it is not read.
+# Stands for a None in a target where a leaf was saved: it is not read.
 _NO_LEAF = object()
 
 
@@ -375,10 +375,16 @@ def _is_left_out(leaf: Any) -> bool:
     return leaf is PLACEHOLDER or leaf is _NO_LEAF
 
 
-def _mark_nones(target: Any) -> Any:
-    """Returns a target whose Nones are leaves."""
+def _mark_nones(target: Any, saved: Mapping[str, Any]) -> Any:
+    """Returns a target whose Nones are leaves where leaves were saved."""
     is_none = lambda leaf: leaf is None  # noqa: E731
-    return jax.tree.map(lambda leaf: _NO_LEAF if leaf is None else leaf, target, is_leaf=is_none)
+    marked = jax.tree.map(lambda leaf: _NO_LEAF if leaf is None else leaf, target, is_leaf=is_none)
+    flat = FlatTree.of(marked)
+    leaves = [
+        None if leaf is _NO_LEAF and path not in saved else leaf
+        for path, leaf in _by_path(flat).items()
+    ]
+    return flat.with_leaves(leaves).tree()
 
 
 def _check_all_are_asked_for(
