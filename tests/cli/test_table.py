@@ -107,7 +107,6 @@ DAMAGED = {  # kind: what the sentence says of it, to those that read it
     ),
     "pack missing": "the file is missing, and the record names it",
 }
-QUICK = ("ls", "convert --to safetensors", "prune")  # one that lists, reads arrays, deletes
 READ_NO_ARRAYS = ("ls", "show", "prune", "prune --dry-run", "sweep")
 GO_AROUND = ("ls", "prune", "prune --dry-run", "sweep")  # what is damaged, as long as they can tell
 
@@ -236,7 +235,7 @@ def test_every_command_on_every_kind_of_path(
 @pytest.mark.parametrize(
     "command",
     [
-        command if command in QUICK else pytest.param(command, marks=pytest.mark.slow)
+        command if command == "ls" else pytest.param(command, marks=pytest.mark.slow)
         for command in COMMANDS
     ],
 )

@@ -17,9 +17,8 @@ from tests.support.cluster import free_port, run_processes
 from tests.support.paths import program
 
 
-@pytest.mark.parametrize(
-    "told_by", ["a launcher", pytest.param("arguments", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("told_by", ["a launcher", "arguments"])
 def test_a_child_does_not_take_its_parents_place(told_by: str) -> None:
     """By spawn, forkserver and as a program of its own: initialize() at the module's level names
     the parent, and the parent's job goes on. A child that is alone saves as a writer of its own.

@@ -167,6 +167,7 @@ def test_a_preempted_job_saves_one_step_everywhere(tmp_path: Path) -> None:
     assert len({output.split("stopped at")[1].split()[0] for output in outputs}) == 1, outputs
 
 
+@pytest.mark.slow
 def test_a_job_that_went_back_is_preempted(tmp_path: Path) -> None:
     """At a step that all had asked about before they went back, and by the clock it saves there."""
     outputs = run_together(program("group_saves_preempted_after_going_back"), 3, tmp_path)

@@ -25,6 +25,7 @@ def test_numbers_that_differ() -> None:
     )
 
 
+@pytest.mark.slow
 def test_subsets_and_errors_speak_in_runtime_numbers() -> None:
     """With ids that differ, the maps hold them, a barrier of runtime processes reaches the right
     tasks, and who is missing is named by runtime number.

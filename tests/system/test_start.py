@@ -365,6 +365,7 @@ def test_a_secured_coordinator(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow  # tests/system/test_relays.py has mTLS
 def test_jaxs_own_tls(tmp_path: Path) -> None:
     """With certificates that name their processes jaxlib's agent speaks TLS itself, where it can:
     no relay, and the whole path works.

@@ -22,6 +22,7 @@ def environment(**more: str) -> dict[str, str]:
     return base | {"JAX_PLATFORMS": "cpu"} | more
 
 
+@pytest.mark.slow  # tests/multihost/compiled has a second run, and a host that comes new
 def test_the_second_attempt_compiles_nothing_anew(tmp_path: Path) -> None:
     """What a process compiled in the first attempt it loads in the second, each program of it,
     however short its compilation was. jax by itself writes what process 0 compiles alone.

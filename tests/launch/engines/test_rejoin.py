@@ -165,9 +165,8 @@ def test_who_dies_is_replaced_and_the_others_stay(
     assert result.goodput.rejoining_s > 0
 
 
-@pytest.mark.parametrize(
-    "process", [1, pytest.param(0, marks=pytest.mark.slow)], ids=["another", "process 0"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("process", [1, 0], ids=["another", "process 0"])
 def test_a_notice_to_one_process_replaces_it_alone(
     process: int, tmp_path: Path, undisturbed: float
 ) -> None:

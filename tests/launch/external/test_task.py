@@ -68,7 +68,9 @@ def test_a_task_becomes_its_command() -> None:
     assert "holdfast: MEGASCALE_SLICE_ID: '9' -> '2'" in done.stderr
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [way if way == "both" else pytest.param(way, marks=pytest.mark.slow) for way in WAYS]
+)
 def test_signals_that_are_inherited_hide_no_end(way: str) -> None:
     """Who starts the task may ignore or block SIGCHLD: its exit code is the command's."""
     task = [HOLDFAST, "task", "--coordinator", "c:1", "--", sys.executable, "-S", "-c"]

@@ -332,7 +332,7 @@ def test_a_preload_that_fails_is_said_once(
     standbys.close()
 
 
-@pytest.mark.parametrize("lack", ["process", "thread"])
+@pytest.mark.parametrize("lack", ["process", pytest.param("thread", marks=pytest.mark.slow)])
 def test_where_no_more_can_be_started_there_are_no_standbys(
     lack: str, env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -430,7 +430,14 @@ def test_they_import_in_turn_and_one_may_become_another(
     assert not standbys.warm_next()
 
 
-@pytest.mark.parametrize("ending", ["taken", "goes on", "ready when held", "closed"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "goes on",
+        "closed",
+        *(pytest.param(end, marks=pytest.mark.slow) for end in ("taken", "ready when held")),
+    ],
+)
 def test_those_that_import_are_held(ending: str, env: dict[str, str], tmp_path: Path) -> None:
     """One that imports stops while an attempt begins. It goes on afterwards, and where it is taken,
     be it that it had become ready just then, and another attempt begins. One that is ready is taken

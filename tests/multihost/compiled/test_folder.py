@@ -63,6 +63,7 @@ def test_the_second_run_of_a_program_compiles_nothing(tmp_path: Path) -> None:
     assert _run(tmp_path) == (folder, [digits, requested, requested, "0"], "")
 
 
+@pytest.mark.slow
 def test_what_is_set_stays(tmp_path: Path) -> None:
     """A folder by jax's own variable, or none (""); "off" is for one run."""
     own = tmp_path / "own"
