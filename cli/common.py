@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib
 import json
@@ -44,6 +45,8 @@ EXIT_USAGE = 2  # the command line is wrong, as click has it
 EXIT_NOTHING = 3  # there is no such checkpoint, step or item
 EXIT_DAMAGED = 4  # bytes are not what was written
 EXIT_FAILED = 5  # anything else: refused, not permitted, no space
+
+_OF_ONE_FILE = {errno.EACCES, errno.EIO, errno.EISDIR, errno.EPERM}
 # How a refusal names the promise of a program: a command has an option for it.
 SINGLE_WRITER = "Options(single_writer=True); `save` takes single_writer=True itself"
 JSON_VERSION = 1
@@ -425,14 +428,16 @@ def sentences() -> Iterator[None]:
 class EachStep:
     """Takes one step, or several of a root, whose job may go on meanwhile.
 
-    One that is damaged, or that is deleted before it is done, does not stop the others. Any other
-    error does, Ctrl-C too, and hides nothing of what was done before.
+    One that is damaged, or that is deleted before it is done, does not stop the others, nor does
+    one of which a file cannot be read. Any other error does, Ctrl-C too, and hides nothing of what
+    was done before.
     """
 
     def __init__(self, *, several: bool) -> None:
         self._several = several
         self._gone: list[str] = []
-        self._failures: list[Failure] = []  # of steps that are damaged; another one is the last
+        self._failures: list[Failure] = []
+        self._left = 0  # steps that were not begun
         self.done = 0
 
     def run(self, steps: Iterable[S], work: Callable[[S], T]) -> list[tuple[S, T | Failure]]:
@@ -442,21 +447,25 @@ class EachStep:
         from holdfast.checkpoint import StepGone
 
         outcomes: list[tuple[S, T | Failure]] = []
+        steps = list(steps)
         for step in steps:
             try:
                 with sentences():
                     done = work(step)
             except Failure as failure:
-                is_damaged = failure.exit_code == EXIT_DAMAGED
                 is_gone = self._several and isinstance(failure.__cause__, StepGone)
-                if not (is_damaged or is_gone or outcomes):
+                is_its_own = failure.exit_code == EXIT_DAMAGED or (
+                    self._several and _is_of_one_file(failure)
+                )
+                if not (is_its_own or is_gone or outcomes):
                     raise
                 outcomes.append((step, failure))
                 if is_gone:
                     self._gone.append(failure.message)
                     continue
                 self._failures.append(failure)
-                if not is_damaged:
+                if not is_its_own:
+                    self._left = len(steps) - len(outcomes)
                     break
             else:
                 self.done += 1
@@ -465,24 +474,37 @@ class EachStep:
 
     @property
     def errors(self) -> list[str]:
-        """What is damaged, and what has ended the command."""
+        """What is damaged or cannot be read, and what has ended the command."""
         return [failure.message for failure in self._failures]
 
     def end(self) -> None:
-        """Says which steps went; raises Failure for what is damaged, for what has ended the
-        command, and where all steps went. The command has printed its JSON.
+        """Says which steps went; raises Failure for what is damaged or cannot be read, for what has
+        ended the command, and where all steps went. The command has printed its JSON.
         """
         for message in self._gone:
             say(message, err=True)
         lines = self.errors
-        damaged = sum(failure.exit_code == EXIT_DAMAGED for failure in self._failures)
+        codes = [failure.exit_code for failure in self._failures]
+        damaged = codes.count(EXIT_DAMAGED)
         if damaged and self._several:
             count = counted(self.done + len(lines), "step")
             lines.append(f"{damaged} of {count} {'is' if damaged == 1 else 'are'} damaged")
-        if self._failures:
-            raise Failure("\n".join(lines), self._failures[-1].exit_code, printed=True)
+        if self._left:
+            lines.append(f"{counted(self._left, 'step')} after that: not looked at")
+        if codes:
+            code = next((code for code in codes if code != EXIT_DAMAGED), EXIT_DAMAGED)
+            raise Failure("\n".join(lines), code, printed=True)
         if self._gone and not self.done:
             raise Failure("no step is left", EXIT_NOTHING, printed=True)
+
+
+def _is_of_one_file(error: BaseException | None) -> bool:
+    """Returns whether an error is what the system says of one file, and not of all."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _OF_ONE_FILE:
+            return True
+        error = error.__cause__
+    return False
 
 
 def failure_of(error: OSError) -> Failure:

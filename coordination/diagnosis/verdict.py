@@ -85,7 +85,7 @@ _ADVICE = {
     "crossed": "Let all processes call the same things in the same order.",
     "elsewhere": (
         "Look at that line. `holdfast status --stacks` shows every thread;"
-        " `holdfast run --stall-timeout-s 300` ends such an attempt and starts the next one."
+        " A launcher with --stall-timeout-s ends such an attempt, and starts the next one."
     ),
     "missed": "Look what keeps that process: `holdfast status --stacks` shows every thread.",
     "together": "Look at that line: all processes are there.",

@@ -4,6 +4,7 @@ paths.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -18,10 +19,20 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast.checkpoint import CheckpointManager, Files, Json, Options, StepGone, load, save
+from holdfast.checkpoint import (
+    CheckpointManager,
+    Corrupt,
+    Files,
+    Json,
+    Options,
+    StepGone,
+    load,
+    save,
+)
 from holdfast.checkpoint.steps.holds import add_hold
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.tombstone import sealed
+from holdfast.cli.common import EachStep, Failure
 from holdfast.cli.entry import main
 
 FOLDER_COMMANDS = ("ls", "show", "verify", "diff", "convert", "prune", "sweep", "cp")
@@ -669,6 +680,47 @@ def test_each_size_says_what_it_counts_and_one_is_one(tmp_path: Path) -> None:
     (path / "1" / "checkpoint.json").write_text("{}")
     assert "1 of 1 step is damaged" in run("verify", path, "--all", code=4).output
     assert run("sweep", path).output.endswith("0 files of unfinished saves deleted\n")
+
+
+def test_a_file_that_cannot_be_read_hides_no_other_step(tmp_path: Path) -> None:
+    """What the system says of one file is said of that step, and the steps after it are copied and
+    verified.
+    """
+    path = tmp_path / "run"
+    with CheckpointManager(path) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, {"w": np.zeros(3, np.float32)})
+    (pack,) = (path / "2" / "state").iterdir()
+    pack.unlink()
+    pack.mkdir()
+    copied = run("cp", path, tmp_path / "copy", code=5)
+    assert copied.stderr == f"Error: {pack}: Is a directory\n"
+    assert f"{tmp_path / 'copy' / '3'}: whole" in run("verify", tmp_path / "copy", "--all").output
+    assert f"{path / '3'}: whole" in run("verify", path, "--all", code=4).output
+
+
+def test_what_ends_a_command_on_all_steps_says_how_many_are_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where the disk is full they are not even begun, and the exit code is no damaged step's."""
+
+    def work(step: int) -> None:
+        if step == 1:
+            raise Corrupt("step 1 is damaged", path="1")
+        if step == 3:
+            raise OSError(errno.ENOSPC, "No space left on device", "3")
+
+    each = EachStep(several=True)
+    assert [step for step, _ in each.run(range(1, 6), work)] == [1, 2, 3]
+    with pytest.raises(Failure) as caught:
+        each.end()
+    assert caught.value.message.splitlines() == [
+        "step 1 is damaged",
+        "3: No space left on device",
+        "1 of 3 steps is damaged",
+        "2 steps after that: not looked at",
+    ]
+    assert (caught.value.exit_code, capsys.readouterr().err) == (5, "")
 
 
 def test_a_sharding_that_all_have_is_said_once(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ them while a job saves and deletes steps.
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections import Counter
@@ -160,12 +161,13 @@ def test_what_was_found_is_shown_where_a_store_fails(root: Root) -> None:
 
     def before(name: str) -> None:
         if name.startswith("5/state/"):
-            raise PermissionError(13, "Permission denied", name)
+            raise OSError(errno.EHOSTDOWN, "Host is down", name)
 
     root.watch(before)
     failed = run("verify", root.url, "--all", code=5)
     assert failed.stdout.count(": whole (") == 5
-    assert "Permission denied" in failed.stderr
+    assert "Host is down" in failed.stderr
+    assert "steps after that: not looked at" in failed.stderr
     said = json.loads(run("verify", root.url, "--all", "--json", code=5).stdout)
     assert len(said["steps"]) == 6
 
