@@ -125,7 +125,8 @@ command_argument = click.argument(
     callback=_check_command,
     shell_complete=_complete("file"),
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+flag = functools.partial(click.option, is_flag=True)
+json_option = flag("--json", "as_json", help="Print JSON instead of a table.")
 
 
 def _seconds_option(
@@ -150,9 +151,8 @@ commit_grace_s_option = _seconds_option(
 heartbeat_timeout_option = _seconds_option(
     "--heartbeat-timeout-s", 60.0, "Silence after which a host is lost.", least=0.1
 )
-insecure_option = click.option(
+insecure_option = flag(
     "--insecure",
-    is_flag=True,
     help="No token and certificates: whoever reaches the coordinator's port can disturb the job.",
 )
 # Of a job that a launcher starts: the parameters bear the names of the fields of its settings.
@@ -179,20 +179,17 @@ min_processes_option = click.option(
 job_id_option = click.option(
     "--job-id", help="Of this job, the same in each run of it.  [default: a new one]"
 )
-orbax_option = click.option(
+orbax_option = flag(
     "--orbax",
-    is_flag=True,
     help="COMMAND is python and a script, which gets holdfast where it imports orbax.checkpoint.",
 )
-json_at_end_option = click.option(
+json_at_end_option = flag(
     "--json",
     "as_json",
-    is_flag=True,
     help="At the end print how it ended as JSON on stdout; the processes' lines go to stderr.",
 )
-single_writer_option = click.option(
+single_writer_option = flag(
     "--single-writer",
-    is_flag=True,
     help="Promise that nobody else writes there: for stores that cannot make a commit safe.",
 )
 
@@ -397,9 +394,9 @@ def wants_json() -> bool:
     return _has("as_json")
 
 
-def _has(flag: str) -> bool:
+def _has(parameter: str) -> bool:
     context = click.get_current_context(silent=True)
-    return bool(context and context.params.get(flag))
+    return bool(context and context.params.get(parameter))
 
 
 @contextlib.contextmanager
@@ -492,8 +489,7 @@ class EachStep:
         if self._left:
             lines.append(f"{counted(self._left, 'step')} after that: not looked at")
         if codes:
-            code = next((code for code in codes if code != EXIT_DAMAGED), EXIT_DAMAGED)
-            raise Failure("\n".join(lines), code, printed=True)
+            raise Failure("\n".join(lines), max(codes), printed=True)
         if self._gone and not self.done:
             raise Failure("no step is left", EXIT_NOTHING, printed=True)
 

@@ -10,6 +10,7 @@ import click
 
 from .common import (
     EachStep,
+    flag,
     folder_argument,
     json_option,
     print_json,
@@ -53,7 +54,7 @@ Exit codes: 0 done, 3 nothing there, 4 damaged, 5 refused or failed."""
     type=int,
     help="Convert this step of the root SRC (default: the latest).",
 )
-@click.option("--all", "every", is_flag=True, help="Convert every step of the root SRC.")
+@flag("--all", "every", help="Convert every step of the root SRC.")
 @click.option(
     "--item", "items", multiple=True, help="Convert this item alone; may be given more than once."
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .common import (
+    flag,
     folder_argument,
     json_option,
     print_json,
@@ -33,7 +34,7 @@ Exit codes: 0 done, 2 a rule is wrong, 3 nothing there, 5 refused or failed."""
 )
 @folder_argument("root")
 @click.option("--keep", "rules", required=True, help=f"Rules, joined by commas: {RULES}.")
-@click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
+@flag("--dry-run", help="Say what would be deleted, and delete nothing.")
 @single_writer_option
 @json_option
 def prune(root: str, rules: str, dry_run: bool, single_writer: bool, as_json: bool) -> None:

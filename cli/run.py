@@ -16,6 +16,7 @@ import click
 
 from .common import (
     command_argument,
+    flag,
     heartbeat_timeout_option,
     idle_standbys,
     job_id_option,
@@ -123,9 +124,7 @@ def without_effect(chosen: Mapping[str, Any]) -> dict[str, str]:
     default=None,
     help="A live table of the processes.  [default: on a terminal]",
 )
-@click.option(
-    "--web", is_flag=True, help="A live page of the job; its URL is printed. Needs the extra `web`."
-)
+@flag("--web", help="A live page of the job; its URL is printed. Needs the extra `web`.")
 @click.option(
     "--web-port",
     type=click.IntRange(0, 65535),

@@ -18,6 +18,7 @@ from holdfast.coordination.diagnosis.summary import counted, printable
 from .common import (
     EXIT_NOTHING,
     Failure,
+    flag,
     folder_argument,
     json_option,
     print_json,
@@ -57,13 +58,9 @@ Exit codes: 0 shown, 3 nothing there, 4 damaged, 5 could not be read."""
 @click.option("--step", type=int, help="Show this step of a root.")
 @click.option("--item", help="Show this item alone.")
 @click.option("--path", "under", default="", help="Show the leaves below this path alone.")
-@click.option(
-    "--stats", is_flag=True, help="Read the arrays: min, max, mean, NaNs and a histogram of each."
-)
-@click.option(
-    "--unfold", is_flag=True, help="Show each leaf: repeated layers of one shape are one line else."
-)
-@click.option("--verify", "check", is_flag=True, help="Read every byte and check it, too.")
+@flag("--stats", help="Read the arrays: min, max, mean, NaNs and a histogram of each.")
+@flag("--unfold", help="Show each leaf: repeated layers of one shape are one line else.")
+@flag("--verify", "check", help="Read every byte and check it, too.")
 @click.option(
     "--since",
     type=int,

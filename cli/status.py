@@ -24,7 +24,7 @@ from holdfast.coordination.process.diagnose import gather
 from holdfast.coordination.process.job_folder import launched_jobs
 from holdfast.proto import session_pb2
 
-from .common import EXIT_NOTHING, Failure, dump_json, print_json, refuse, say
+from .common import EXIT_NOTHING, Failure, dump_json, flag, print_json, refuse, say
 from .own_jobs import (
     OF_NAMED,
     credential_options,
@@ -68,16 +68,14 @@ Exit codes: 0 shown, 2 there are several jobs, 3 no job there, or it has ended, 
 failed."""
 )
 @click.argument("address", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--watch", is_flag=True, help="Stay and show changes, until interrupted.")
-@click.option(
+@flag("--json", "as_json", help="Print JSON.")
+@flag("--watch", help="Stay and show changes, until interrupted.")
+@flag(
     "--stacks",
-    is_flag=True,
     help="Print where each thread of every process is, and what watchdogs have left.",
 )
-@click.option(
+@flag(
     "--events",
-    is_flag=True,
     help="Print the job's history: who came and went, saves, failures, attempts.",
 )
 @click.option(

@@ -7,6 +7,7 @@ import click
 from holdfast.coordination.diagnosis.summary import counted
 
 from .common import (
+    flag,
     folder_argument,
     json_option,
     local_option,
@@ -28,9 +29,7 @@ Examples:
 Exit codes: 0 done, 3 nothing there, 5 refused or failed."""
 )
 @folder_argument("root")
-@click.option(
-    "--force", is_flag=True, help="Fence every writer, also one that lives: its next save fails."
-)
+@flag("--force", help="Fence every writer, also one that lives: its next save fails.")
 @local_option("alone")
 @json_option
 def sweep(root: str, force: bool, local: str | None, as_json: bool) -> None:

@@ -12,6 +12,7 @@ import click
 from .common import (
     command_argument,
     commit_grace_s_option,
+    flag,
     grace_s_option,
     insecure_option,
     refuse,
@@ -51,9 +52,8 @@ from .common import (
     help="Folder with a secured job's token and certificates.",
 )
 @insecure_option
-@click.option(
+@flag(
     "--report",
-    is_flag=True,
     hidden=True,
     help="Stay as the parent and report to `holdfast slurm` how the command ended.",
 )

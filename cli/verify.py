@@ -13,6 +13,7 @@ from holdfast.coordination.diagnosis.summary import counted
 from .common import (
     EachStep,
     Failure,
+    flag,
     folder_argument,
     json_option,
     local_option,
@@ -41,7 +42,7 @@ Exit codes: 0 whole, 3 nothing there, 4 damaged, 5 could not be read."""
 )
 @folder_argument("path")
 @click.option("--step", type=int, help="Verify this step of a root.")
-@click.option("--all", "every", is_flag=True, help="Verify every step of a root.")
+@flag("--all", "every", help="Verify every step of a root.")
 @local_option("alone")
 @json_option
 def verify(path: str, step: int | None, every: bool, local: str | None, as_json: bool) -> None:

@@ -7,7 +7,7 @@ import click
 from holdfast.coordination import CoordinationError, Credentials
 from holdfast.coordination.process.job_folder import LaunchedJob, launched_jobs
 
-from .common import Failure, failure_of, print_json, refuse
+from .common import Failure, failure_of, flag, print_json, refuse
 from .own_jobs import OF_NAMED, credential_options, credentials_of, newest_attempts, only_job
 
 
@@ -29,12 +29,11 @@ from .own_jobs import OF_NAMED, credential_options, credentials_of, newest_attem
     show_default=True,
     help="Port to listen at; 0 takes a free one.",
 )
-@click.option(
+@flag(
     "--end-with-input",
-    is_flag=True,
     help="Ends when its standard input does: with the process that started it.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the URL as JSON.")
+@flag("--json", "as_json", help="Print the URL as JSON.")
 @credential_options
 def web(
     address: str | None,
