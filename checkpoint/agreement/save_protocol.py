@@ -360,11 +360,7 @@ def lead(
     save that `is_local` goes onto the hosts; `is_unsure`: see `SaveReport`.
     """
     own = yield from _report(key, 0, is_unsure=is_unsure)
-    gathered = yield Gather(own)
-    if isinstance(gathered, Gathered):
-        result = yield from _judge(own, gathered.reports)
-    else:
-        result = _not_committed(key, _error(gathered))
+    result = yield from _judge(own, (yield Gather(own)))
     if isinstance(result.error, SaveFailed) and result.error.passes:
         result = replace(result, missed=next_miss)
     told = yield Tell(result)
@@ -378,7 +374,10 @@ def lead(
     return replace(result, missed=0)
 
 
-def _judge(own: SaveReport, reports: Sequence[SaveReport]) -> Saving:
+def _judge(own: SaveReport, gathered: Event) -> Saving:
+    if not isinstance(gathered, Gathered):
+        return _not_committed(own.key, _error(gathered))
+    reports = gathered.reports
     result = yield from _commit(own.key, reports)
     if result.error is None:
         # A process that missed an earlier outcome knows other steps: all are told the list then.
@@ -394,8 +393,10 @@ def _judge(own: SaveReport, reports: Sequence[SaveReport]) -> Saving:
 
 
 def _why_off(report: SaveReport) -> str:
-    is_too_large = report.error is not None and report.error.kind == TierTooLarge.__name__
-    return report.error.text if is_too_large and report.error is not None else ""
+    error = report.error
+    if error is None or error.kind != TierTooLarge.__name__:
+        return ""
+    return error.text
 
 
 def _commit(key: SaveKey, reports: Sequence[SaveReport]) -> Saving:
@@ -421,16 +422,12 @@ def settle(key: SaveKey, answer: Unclear, found: Found) -> SaveResult:
     """Returns what the primary knows after an unclear answer and a look at the record. Nothing may
     be deleted, whatever it is.
     """
-    if not is_ours(found, key):
-        return _unknown(
-            key, f"whether its record is there, or will be, is not known after: {answer.error}"
-        )
-    if not found.durable:
-        return _unknown(
-            key,
-            f"its record is there, but whether that is durable is not known after: {answer.error}",
-        )
-    return SaveResult(key)
+    why = "whether its record is there, or will be, is not known after"
+    if is_ours(found, key):
+        if found.durable:
+            return SaveResult(key)
+        why = "its record is there, but whether that is durable is not known after"
+    return _unknown(key, f"{why}: {answer.error}")
 
 
 def check_save_reports(reports: Sequence[SaveReport], key: SaveKey) -> None:

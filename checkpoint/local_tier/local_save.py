@@ -61,7 +61,7 @@ class LocalSave(SaveWork):
         save = self._save
         branch = self._agree_on_branch()
         self.branch = branch.start
-        self.key = LocalKey(save.step, branch.number, save.key.save_id, save.root.group.count)
+        self.key = LocalKey(save.step, branch.number, save.key.save_id, save.group.count)
         self.folder = self._place.folders.open(branch.run)
         self._make_room(self.folder, branch)
         save.move(self.folder.storage, self.key.folder)
@@ -90,7 +90,7 @@ class LocalSave(SaveWork):
             return branch
 
         fields = ask_primary(
-            save.root.group,
+            save.group,
             f"{save.messages}/begin",
             begin,
             self._place.local.timeout_s,

@@ -107,7 +107,7 @@ class SaveWork(Protocol):
 
 def broken_off(save: OneSave, error: Exception) -> SaveResult:
     """Returns the result of a save that a defect ended: whatever it is, the caller learns of it."""
-    failure = failure_of(error, save.step, save.root.group.index)
+    failure = failure_of(error, save.step, save.group.index)
     if failure is not error:
         failure.__cause__ = error
     return SaveResult(save.key, failure)
@@ -122,45 +122,25 @@ def run_protocol(
     Where nothing can be committed any more, what this process wrote is deleted, but for a local
     save, which lets go of more than that. `next_miss`, `is_unsure`: see `lead`.
     """
-    group = save.root.group
+    index = save.group.index
     kind = {"is_local": save.is_local, "is_unsure": is_unsure}
-    if group.index == 0:
+    if index == 0:
         saving = lead(save.key, next_miss=next_miss, **kind)
     else:
-        saving = follow(save.key, group.index, **kind)
-    result: SaveResult | None = None
+        saving = follow(save.key, index, **kind)
+    saved: dict[str, int | str] = {}
     try:
         with save.phase() as phase:
-            result = _run(EffectPerformer(save, work), save, saving)
+            result = EffectPerformer(save, work).run(saving)
             if result.error is not None:
                 phase.failed(result.error)
+            elif save.reports_step:
+                saved = {"saved_step": save.step, "trouble": "" if index else result.drift}
         amount(f"{save.kind}/bytes", save.own_bytes)
         return result
     finally:
-        saved: dict[str, int | str] = {}
-        if save.reports_step and result is not None and result.error is None:
-            saved = {
-                "saved_step": save.step,
-                "trouble": "" if save.root.group.index else result.drift,
-            }
         # One report, not two: a launcher may end a process as soon as that process is settled.
         save.report(SaveStage.SETTLED, **saved)
-
-
-def _run(performer: EffectPerformer, save: OneSave, saving: Saving) -> SaveResult:
-    is_local = save.is_local
-    try:
-        result = drive(saving, performer.perform)
-    except BaseException:
-        # Before its report nobody can commit without this process. After it, the record may name
-        # what was written here.
-        if not performer.reported and not is_local:
-            performer.delete_own()
-        raise
-    performer.add_cause(result.error)
-    if result.deletable and not is_local:
-        performer.delete_own()
-    return result
 
 
 class EffectPerformer:
@@ -173,9 +153,25 @@ class EffectPerformer:
         self._has_tried = False  # to commit: what fails before it is a failed save
         self._is_unclear = False
         self._settled_by_s = 0.0  # by the monotonic clock, from the first look at the record on
-        self.reported = False
+        self._reported = False
 
-    def add_cause(self, error: HoldfastError | None) -> None:
+    def run(self, saving: Saving) -> SaveResult:
+        """Does the process's part; deletes what it wrote where nothing can be committed."""
+        may_delete = not self._save.is_local
+        try:
+            result = drive(saving, self.perform)
+        except BaseException:
+            # Before its report nobody can commit without this process. After it, the record may
+            # name what was written here.
+            if may_delete and not self._reported:
+                self.delete_own()
+            raise
+        self._add_cause(result.error)
+        if may_delete and result.deletable:
+            self.delete_own()
+        return result
+
+    def _add_cause(self, error: HoldfastError | None) -> None:
         """Notes this process's own error as the cause of the one that all raise. That it waited in
         vain is no cause: the sentence says for whom.
         """
@@ -235,7 +231,7 @@ class EffectPerformer:
         for sums in save.replicas.values():
             sums.sum_on_host()
         prepared = self._work.write()
-        if save.root.group.index:
+        if save.group.index:
             # The next that this process says is its report. With that others commit.
             save.close_cancelling()
         return replace(
@@ -249,54 +245,51 @@ class EffectPerformer:
     def _tell(self, result: SaveResult) -> Event:
         name = f"{self._save.messages}/outcome"
         told = Told(result).to_bytes()
-        self._save.root.group.broadcast(name, told, timeout_s=self._result_wait_s)
+        self._save.group.broadcast(name, told, timeout_s=self._result_wait_s)
         return None
 
     def _hear(self) -> Event:
         save = self._save
-        result = receive_result(
-            save.root.group,
-            save.messages,
-            save.plans,
-            save.replicas,
-            timeout_s=self._result_wait_s,
+        wait_s = self._result_wait_s
+        return Heard(
+            receive_result(save.group, save.messages, save.plans, save.replicas, timeout_s=wait_s)
         )
-        return Heard(result)
 
     def _gather(self, report: SaveReport) -> Event:
         save = self._save
-        self.reported = True
+        self._reported = True
         # Before the report, not after it: a launcher may end those who wait for a process that has
         # not reported.
         save.report(SaveStage.REPORTED)
-        name = f"{save.messages}/report"
+        gathered = self._wait_for_reports(report.to_bytes())
+        if gathered is None:
+            return Sent()
+        return Gathered([SaveReport.from_bytes(data) for data in gathered])
+
+    def _wait_for_reports(self, own: bytes) -> Sequence[bytes] | None:
+        save = self._save
         # Once the parts of a local save had their time, a process that is late still says why.
         timeout_s = (save.remaining_s + LOCAL_REPORT_S * save.is_local) or 0.001
-        watch = LateWatch(save.root.group, save.key, save.awaited, asks=not save.is_local)
-        with watch as late:
+        with LateWatch(save.group, save.key, save.awaited, asks=not save.is_local) as late:
             try:
-                gathered = save.root.group.gather(name, report.to_bytes(), timeout_s=timeout_s)
+                return save.group.gather(f"{save.messages}/report", own, timeout_s=timeout_s)
             except BarrierTimeout as error:
                 # How the time ran out nobody needs to read: the sentence says for whom.
                 raise self._timed_out(error, late) from None
             except ProcessLost as error:
-                if save.root.group.index:  # the primary may have all reports nevertheless
+                if save.group.index:  # the primary may have all reports nevertheless
                     raise
                 raise self._not_saved(error.message, [error.process], passes=False) from None
-        if gathered is None:
-            return Sent()
-        return Gathered([SaveReport.from_bytes(data) for data in gathered])
 
     def _timed_out(self, error: BarrierTimeout, late: LateWatch) -> HoldfastError:
         """Returns why not all reports came in time, and logs it: the log has it at once."""
         save = self._save
         # The primary may have all reports nevertheless; it tells who is late, unless it is.
-        if save.root.group.index and runtime_indices(save.root.group)[0] not in error.missing:
+        if save.group.index and runtime_indices(save.group)[0] not in error.missing:
             return error
-        step = save.step
         why = late.explain(error, save.timeout_s)
-        _log.error("step %d waited in vain: %s", step, why)
-        if save.root.group.index:
+        _log.error("step %d waited in vain: %s", save.step, why)
+        if save.group.index:
             return BarrierTimeout(why, name=error.name, missing=error.missing)
         return self._not_saved(why, error.missing, passes=NOT_CALLED not in why)
 
@@ -306,7 +299,7 @@ class EffectPerformer:
         It names the leaves that went with the processes that did not report.
         """
         save = self._save
-        members = enumerate(runtime_indices(save.root.group))
+        members = enumerate(runtime_indices(save.group))
         ranks = [rank for rank, process in members if process in missing]
         plans = save.plans.values()
         lost = sorted(
@@ -328,8 +321,8 @@ class EffectPerformer:
             record = self._work.build(reports)
         except PlansDiffer as error:
             plan = save.plans.get(error.item)
-            return Failed(explain(save.root.group, save.messages, error, plan))
-        drift = find_drift(save.root.group, save.messages, save.replicas, reports)
+            return Failed(explain(save.group, save.messages, error, plan))
+        drift = find_drift(save.group, save.messages, save.replicas, reports)
         if drift is None:
             return Built(record)
         if save.root.options.on_replicas_differ == "raise":
@@ -352,6 +345,14 @@ class EffectPerformer:
         save.report(SaveStage.COMMITTING)
         # Read before the commit: after it, nothing says what the old record named.
         replaced = set(self._named_files()) if save.overwrite else set()
+        self._name_record(record)
+        if replaced:
+            # An incremental save links files of the step that it replaces: those stay.
+            self._delete_replaced(replaced - set(parse_record(record, save.where).file_names()))
+        return Committed()
+
+    def _name_record(self, record: bytes) -> None:
+        save = self._save
         name = join(save.folder, RECORD_NAME)
         save.close_cancelling()
         self._has_tried = True
@@ -362,10 +363,6 @@ class EffectPerformer:
                 f"{save.where} holds a checkpoint already, saved meanwhile; nothing was changed"
             )
             raise StepExists(message, step=save.step, path=save.where) from None
-        if replaced:
-            # An incremental save links files of the step that it replaces: those stay.
-            self._delete_replaced(replaced - set(parse_record(record, save.where).file_names()))
-        return Committed()
 
     def _named_files(self) -> list[str]:
         """Returns the files that the record in place names; none where the record is damaged.

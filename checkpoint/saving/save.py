@@ -65,7 +65,7 @@ class SnapshotWork(SaveWork):
         self._save = save
         self._history = history
         self._statistics = statistics
-        self._process = save.root.group.index
+        self._process = save.group.index
         self._branch: BranchStart | None = None
 
     def write(self) -> Prepared:
@@ -165,7 +165,7 @@ class SnapshotWork(SaveWork):
             RecordHead(
                 save.step,
                 writer=save.key.save_id,
-                processes=save.root.group.count,
+                processes=save.group.count,
                 started_s=save.started_s,
                 finished_s=time.time(),
                 metrics=save.metrics,

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from holdfast.multihost import Group
 from holdfast.multihost.group.group import SaveStage, runtime_indices
 from holdfast.multihost.group.late import AwaitedSave
 from holdfast.multihost.instruments import Phase
@@ -176,6 +177,10 @@ class OneSave:
         return self.key.step
 
     @property
+    def group(self) -> Group:
+        return self.root.group
+
+    @property
     def storage(self) -> Storage:
         """The store for what is written: its requests end with the save's time, where they can."""
         return until(self.root.storage, self.end_s)
@@ -201,7 +206,7 @@ class OneSave:
             began_s=self.began,
             save=save_id,
             step=self.step,
-            process=self.root.group.index,
+            process=self.group.index,
         )
 
     @property
@@ -270,7 +275,7 @@ class OneSave:
         """
         if not self.is_local:
             awaited = self.awaited
-            self.root.group.report(
+            self.group.report(
                 save=awaited.number, save_stage=stage, save_writer=awaited.writer, **progress
             )
 
@@ -307,7 +312,7 @@ class OneSave:
 
     def close_cancelling(self) -> None:
         """Lets no later cancel come in time. Raises SaveCancelled where one did."""
-        self.cancellation.close(self.step, self.root.group.index)
+        self.cancellation.close(self.step, self.group.index)
 
     def drop(self) -> None:
         """Lets go of all that it has taken and begun, and is empty then: it could not be staged."""
