@@ -54,7 +54,7 @@ class ChunkDigest(NamedTuple):
 
 
 class RunningDigest:
-    """The digest of a chunk that comes in pieces, the first of HEAD_BYTES."""
+    """The digest of a chunk that comes in pieces, the first of HEAD_BYTES or more."""
 
     def __init__(self) -> None:
         # By the CRCs of the format one changed chunk in four billion would be taken for unchanged.
@@ -63,8 +63,11 @@ class RunningDigest:
 
     def add(self, piece: memoryview) -> None:
         """Adds the next piece."""
+        if not self.head:
+            self._hash.update(piece[:HEAD_BYTES])
+            self.head = self._hash.digest()
+            piece = piece[HEAD_BYTES:]
         self._hash.update(piece)
-        self.head = self.head or self._hash.digest()
 
     def result(self) -> ChunkDigest:
         """Returns the digest of all that was added."""

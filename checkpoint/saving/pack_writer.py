@@ -238,12 +238,11 @@ def _join(
 ) -> WrittenPack:
     """Returns the pack of the files that were linked and the new one."""
     places = {number: place for place, number in enumerate(linked)}
-    written = iter(new.chunks)
-    fates = []
-    for changed, fate in zip(is_changed, old.chunks, strict=True):
-        place = len(linked) if changed else places[fate.file]
-        found = next(written) if changed else fate
-        fates.append(ChunkFate(place, found.crc, found.digest))
+    written = (replace(fate, file=len(linked)) for fate in new.chunks)
+    fates = [
+        next(written) if changed else replace(fate, file=places[fate.file])
+        for changed, fate in zip(is_changed, old.chunks, strict=True)
+    ]
     return replace(new, files=(*linked.values(), *new.files), chunks=tuple(fates))
 
 
@@ -261,15 +260,18 @@ def _local_crcs(snapshot: Snapshot, packs: dict[int, WrittenPack]) -> tuple[int,
         crc = 0
         for chunk in local_chunks(plan, leaf):
             if plan.process == 0:
-                chunk_crc = written[leaf, chunk.name]
+                of_chunk = written[leaf, chunk.name]
             else:
-                chunk_crc = crc32c(chunk_bytes(snapshot.local[position], chunk))
-            crc = crc32c(chunk_crc.to_bytes(4, "little"), crc)
+                of_chunk = crc32c(chunk_bytes(snapshot.local[position], chunk))
+            crc = crc32c(of_chunk.to_bytes(4, "little"), crc)
         crcs.append(crc)
-    for value, described in zip(snapshot.values, plan.value_leaves, strict=True):
+    return (*crcs, *_value_crcs(snapshot))
+
+
+def _value_crcs(snapshot: Snapshot) -> Iterator[int]:
+    for value, described in zip(snapshot.values, snapshot.plan.value_leaves, strict=True):
         text = repr(encode_value(value)).encode()
-        crcs.append(0 if described.per_process else crc32c(text))
-    return tuple(crcs)
+        yield 0 if described.per_process else crc32c(text)
 
 
 def _host_crcs(plan: Plan, packs: dict[int, WrittenPack]) -> dict[tuple[int, str], int]:
@@ -349,8 +351,7 @@ class ChunkSums:
             if known is None:
                 summed.add(piece)
             if digest is not None:
-                for begin in range(0, piece.nbytes, PIECE_BYTES):
-                    digest.add(piece[begin : begin + PIECE_BYTES])
+                digest.add(piece)
             yield start, piece
         self._add(summed.result() if known is None else known, digest)
 

@@ -65,6 +65,11 @@ class ShardPlacement:
         most = max(1, int(counts.max(initial=1)))
         return np.take_along_axis(ranks, order, axis=1)[:, :most], counts
 
+    @cached_property
+    def has_replicas(self) -> bool:
+        """Whether a shard is there more than once, be it on one rank."""
+        return bool(((self.ranks >= 0).sum(axis=1) > 1).any())
+
     @property
     def is_replicated(self) -> bool:
         """Whether a shard has more than one holder."""

@@ -54,6 +54,7 @@ from .snapshot import ArrayWaits
 
 _log = logging.getLogger(__name__)
 Devices: TypeAlias = tuple[Any, ...]
+Slots: TypeAlias = tuple[int, ...]
 MOST_LOCAL = 64  # shards that differ on one process, and are named
 PROGRAMS = 8  # by devices
 _spec: Any = PartitionSpec  # its call has no types
@@ -89,21 +90,14 @@ class ReplicatedLeaves:
         large: list[int] = []
         small: list[int] = []
         small_bytes = 0
-        # One object for all leaves of one sharding and shape.
-        known: dict[int, bool] = {}
         for index, leaf in enumerate(plan.leaves):
             placement = leaf.placement
-            if placement is None or leaf.per_process:
+            if placement is None or leaf.per_process or not placement.has_replicas:
                 continue
-            if id(placement) not in known:
-                replicas = (placement.ranks >= 0).sum(axis=1)
-                known[id(placement)] = bool((replicas > 1).any())
             nbytes = leaf.nbytes
-            if not known[id(placement)] or not nbytes:
-                continue
             if nbytes >= LARGE_BYTES * len(placement.ranks):
                 large.append(index)
-            else:
+            elif nbytes:
                 small.append(index)
                 small_bytes += nbytes
         few = len(small) <= FEW_LEAVES and small_bytes <= FEW_BYTES
@@ -125,9 +119,13 @@ class ReplicaPlan:
     of the set of processes that hold them, in an order that is alike on all.
     """
 
-    leaves: tuple[int, ...]
-    slots: Mapping[SharedShard, tuple[int, ...]]
+    slots: Mapping[SharedShard, Slots]
     sets: Mapping[int, tuple[SharedShard, ...]]
+
+    @property
+    def leaves(self) -> Iterable[int]:
+        """The leaves that it compares, in their order."""
+        return dict.fromkeys(shard.leaf for shard in self.slots)
 
     def digest(self, number: int, sums: Mapping[int, HostArray]) -> str:
         """Returns the digest of a set, as hex."""
@@ -147,32 +145,22 @@ def plan_replicas(plan: Plan, rank: int, chosen: Iterable[int]) -> ReplicaPlan:
     The slots are known of the plan's own process alone.
     """
     numbers: dict[tuple[int, ...], int] = {}
-    known: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {}
-    leaves: list[int] = []
-    slots: dict[SharedShard, tuple[int, ...]] = {}
+    # A placement is one object for all leaves of one sharding and shape.
+    of_rank = functools.cache(lambda placement: _replicas_of(placement, rank, numbers))
+    slots: dict[SharedShard, Slots] = {}
     sets: dict[int, list[SharedShard]] = {}
     for index in chosen:
-        placement = plan.leaves[index].placement
-        assert placement is not None
-        if id(placement) not in known:
-            known[id(placement)] = _replicas_of(placement, rank, numbers)
-        of_rank = known[id(placement)]
-        if not of_rank:
-            continue
-        leaves.append(index)
-        for shard, number, of_shard in of_rank:
+        for shard, number, of_shard in of_rank(plan.leaves[index].placement):
             shared = SharedShard(index, shard)
             slots[shared] = of_shard
             if number >= 0:
                 sets.setdefault(number, []).append(shared)
-    return ReplicaPlan(
-        tuple(leaves), slots, dict(zip(sets, map(tuple, sets.values()), strict=True))
-    )
+    return ReplicaPlan(slots, {number: tuple(shards) for number, shards in sets.items()})
 
 
 def _replicas_of(
     placement: ShardPlacement, rank: int, numbers: dict[tuple[int, ...], int]
-) -> list[tuple[int, int, tuple[int, ...]]]:
+) -> list[tuple[int, int, Slots]]:
     """Returns the shards that a rank compares: shard, set (-1: no other rank's), slots.
 
     All sets get their numbers, the rank's or not, so that all ranks number alike.
@@ -181,10 +169,8 @@ def _replicas_of(
     holders, counts = placement.holders
     here = placement.ranks == rank
     for shard in np.flatnonzero((counts > 1) | (here.sum(axis=1) > 1)).tolist():
-        number = -1
-        if counts[shard] > 1:
-            members = tuple(holders[shard, : counts[shard]].tolist())
-            number = numbers.setdefault(members, len(numbers))
+        members = tuple(holders[shard, : counts[shard]].tolist())
+        number = numbers.setdefault(members, len(numbers)) if len(members) > 1 else -1
         of_shard = tuple(placement.slots[shard][here[shard]].tolist())
         if of_shard:
             held.append((shard, number, of_shard))
@@ -240,17 +226,15 @@ class ReplicaSums:
         self._plan_of = partial(comparison.plan_of, turn)
         self.paths = comparison.paths
         self.views: dict[int, list[Any]] = {}
-        self._viewed: list[_Made] = []
-        self._dispatched: list[_Made] = []
         self._sums: dict[int, HostArray] = {}
-        self._devices: dict[int, Devices] = {}
-        self._later: list[_Group] = []
-        for group in groups:
-            self._devices |= dict.fromkeys(group.leaves, group.devices)
-            if _is_host(group.devices):
-                self._viewed.append(self._view(group, leaves, turn if group.large else None, waits))
-            else:
-                self._later.append(group)
+        self._devices = {leaf: group.devices for group in groups for leaf in group.leaves}
+        self._viewed = [
+            self._view(group, leaves, turn if group.large else None, waits)
+            for group in groups
+            if _is_host(group.devices)
+        ]
+        self._later = [group for group in groups if not _is_host(group.devices)]
+        self._dispatched: list[_Made] = []
 
     def _view(
         self, group: _Group, leaves: Sequence[Any], turn: int | None, waits: ArrayWaits
@@ -294,7 +278,7 @@ class ReplicaSums:
     @property
     def compares(self) -> bool:
         """Whether anything is compared."""
-        return bool(self._plan.leaves)
+        return bool(self._plan.slots)
 
     def report(self) -> ReplicaReport:
         """Returns what this process reports. Blocks until the devices have summed."""
@@ -350,21 +334,19 @@ class _Comparison:
     ) -> None:
         self._plan = plan
         self._replicated = ReplicatedLeaves.of(plan)
-        self._large = frozenset(self._replicated.large)
         self._turns: dict[int | None, _Compared] = {}
         self._devices: dict[jax.sharding.Sharding, Devices] = {}
+        self.paths = [leaf.path for leaf in plan.leaves]
+        self._left_out: set[int] = set()
         # Shardings are shared by many leaves, and slow to ask.
         elsewhere: dict[int, bool] = {}
-        left_out: set[int] = set()
         for index in self._replicated.at(None):
             sharding = leaves[index].sharding
             if id(sharding) not in elsewhere:
                 elsewhere[id(sharding)] = _is_elsewhere(sharding)
-            path = plan.leaves[index].path
+            path = self.paths[index]
             if elsewhere[id(sharding)] or (may_differ is not None and may_differ(path)):
-                left_out.add(index)
-        self._left_out = left_out
-        self.paths = [leaf.path for leaf in plan.leaves]
+                self._left_out.add(index)
 
     def at(self, turn: int | None, leaves: Sequence[Any]) -> _Compared:
         """Returns what a turn compares. `leaves` are any of this plan's."""
@@ -380,10 +362,11 @@ class _Comparison:
 
     def _grouped(self, own: ReplicaPlan, leaves: Sequence[Any]) -> tuple[_Group, ...]:
         # Large leaves have a program of their own: it is the same at each turn.
+        large = frozenset(self._replicated.large)
         grouped: dict[tuple[Devices, bool, bool], list[int]] = {}
         for index in own.leaves:
             is_key = self._plan.leaves[index].kind == "key"
-            key = (self._devices_of(leaves[index]), index in self._large, is_key)
+            key = (self._devices_of(leaves[index]), index in large, is_key)
             grouped.setdefault(key, []).append(index)
         return tuple(_Group(*key, tuple(indices)) for key, indices in grouped.items())
 
@@ -444,7 +427,7 @@ def sum_of_words(array: HostArray, turn: int | None = None) -> int:
 
 def sums_of_words(views: Sequence[HostArray], turn: int | None = None) -> list[int]:
     """Returns the sum of each view, as `sum_of_words` does. Small ones are summed together."""
-    sums = [0] * len(views)
+    sums: dict[int, int] = {}
     alone: list[int] = []
     together: dict[Dtype, list[int]] = {}
     for place, view in enumerate(views):
@@ -455,12 +438,10 @@ def sums_of_words(views: Sequence[HostArray], turn: int | None = None) -> list[i
             alone.append(place)
     for places in together.values():
         made = _sums_at_once([views[place] for place in places])
-        for place, value in zip(places, made, strict=True):
-            sums[place] = value
+        sums |= zip(places, made, strict=True)
     made = run_side_by_side(lambda place: sum_of_words(views[place], turn), alone, SUM_THREADS)
-    for place, value in zip(alone, made, strict=True):
-        sums[place] = value
-    return sums
+    sums |= zip(alone, made, strict=True)
+    return [sums[place] for place in range(len(views))]
 
 
 def _sums_at_once(views: Sequence[HostArray]) -> list[int]:

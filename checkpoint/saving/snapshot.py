@@ -268,22 +268,21 @@ class Snapshot:
         copies: dict[int, list[_ChunkCopy]] = {}
         for pack, chunks in self.plan.own.items():
             taken: list[Any] = []
-            self.packs[pack] = taken
-            copies[pack] = []
+            to_copy = []
             for place, chunk in enumerate(chunks):
                 if (pack, place) in self.unmoved.chunks:
                     taken.append(None)
                     continue
                 key = chunk.leaf, chunk.slot
-                shard = shards.get(key)
-                if shard is None:
-                    leaf = leaves[chunk.leaf]
-                    shard = shards[key] = self._find(leaf, chunk.leaf, chunk.slot, on_host)
+                if key not in shards:
+                    shards[key] = self._find(leaves[chunk.leaf], *key, on_host)
+                shard = shards[key]
                 if isinstance(shard, _HostShard):
-                    copies[pack].append(_ChunkCopy(shard, chunk.inside, place, chunk.nbytes))
-                    taken.append(shard.copy)
-                else:
-                    taken.append(shard)
+                    to_copy.append(_ChunkCopy(shard, chunk.inside, place, chunk.nbytes))
+                    shard = shard.copy
+                taken.append(shard)
+            self.packs[pack] = taken
+            copies[pack] = to_copy
         self._keep_in_place(copies, memory)
         if copies_later:
             self._plan_copies(copies)
@@ -303,9 +302,7 @@ class Snapshot:
                     self._in_place[pack] = copy.place + 1
                 copies[pack] = copies[pack][first:]
         self.hold(sum(copy.nbytes for of_pack in copies.values() for copy in of_pack))
-        if self._in_place:
-            self._in_use += len(self._in_place)
-            self._moved = Latch()
+        self._await(len(self._in_place))
 
     def _plan_copies(self, chunks: Mapping[int, Sequence[_ChunkCopy]]) -> None:
         self._copies = {
@@ -313,9 +310,7 @@ class Snapshot:
             for pack, of_pack in chunks.items()
             if of_pack
         }
-        if self._copies:
-            self._in_use += len(self._copies)
-            self._moved = self._moved or Latch()
+        self._await(len(self._copies))
 
     @property
     def copies(self) -> Iterable[_PackCopy]:
@@ -335,8 +330,7 @@ class Snapshot:
 
     def keep_on_device(self, shard: Shard) -> None:
         """Has `wait` wait for a shard: the writer copies it when its turn comes."""
-        self._in_use += 1
-        self._moved = self._moved or Latch()
+        self._await(1)
         shard.keep(self._one_done, self._waits)
 
     def _find(self, leaf: Any, index: int, slot: int, on_host: bool) -> Any:
@@ -361,6 +355,12 @@ class Snapshot:
             leaf = jax.random.key_data(leaf)
         self._waits.wait(leaf)
         return np.asarray(leaf)
+
+    def _await(self, count: int) -> None:
+        """Has `wait` wait for so many shards and packs more, each until it is `_one_done`."""
+        if count:
+            self._in_use += count
+            self._moved = self._moved or Latch()
 
     def _one_done(self) -> None:
         with self._lock:
@@ -406,11 +406,7 @@ def take_snapshot(
         )
         if not on_host:
             on_devices = [shard for shard in shards if isinstance(shard, Shard)]
-            arrays = [shard.array for shard in on_devices]
-            limit = _room_bytes(memory, sum(array.nbytes for array in arrays))
-            if memory.bound_bytes is None:
-                limit = min(limit, default_host_limit_bytes(arrays))
-            _send(snapshot, on_devices, limit)
+            _send(snapshot, on_devices, memory)
         snapshot.take_host_leaves(leaves)
     return snapshot
 
@@ -480,8 +476,7 @@ class _ChunkCopy(NamedTuple):
         if self.nbytes < LARGE_BYTES or not is_flat:
             _copy(copy, original)
             return None
-        copy = copy.reshape(-1).view(np.uint8)
-        original = original.reshape(-1).view(np.uint8)
+        copy, original = (region.reshape(-1).view(np.uint8) for region in (copy, original))
         summed = RunningChecksum()
         for start in range(0, self.nbytes, PIECE_BYTES):
             piece: Any = copy[start : start + PIECE_BYTES]
@@ -560,9 +555,10 @@ def first_copies(sizes: Mapping[int, Sequence[int]], limit_bytes: int) -> dict[i
     """
     late_first = []
     for turn, (pack, of_pack) in enumerate(sizes.items()):
+        whole = max(1, sum(of_pack))
         before = 0
         for place, nbytes in enumerate(of_pack):
-            late_first.append((turn // PACKS, before / max(1, sum(of_pack)), place, pack, nbytes))
+            late_first.append((turn // PACKS, before / whole, place, pack, nbytes))
             before += nbytes
     first = {pack: len(of_pack) for pack, of_pack in sizes.items()}
     for *_, place, pack, nbytes in sorted(late_first, reverse=True):
@@ -587,32 +583,34 @@ def _copied_on_host(array: HostArray) -> Any:
     return np.array(array, order="C") if array.nbytes <= SMALL_BYTES else _HostShard(array)
 
 
-def _send(snapshot: Snapshot, shards: Sequence[Shard], limit_bytes: int) -> None:
-    """Starts the copies that the limit allows, all together; all other shards stay until they are
+def _send(snapshot: Snapshot, shards: Sequence[Shard], memory: MemoryBudget) -> None:
+    """Starts the copies that have room, all together; all other shards stay until they are
     written.
     """
+    room = _pool_room_bytes(memory, [shard.array for shard in shards])
     sent = []
-    arrays = []
     places = []
-    kept = []
-    held = 0
     for shard in shards:
-        array = shard.array
-        (device,) = array.devices()
+        (device,) = shard.array.devices()
         kind = host_memory_kind(device)
-        if kind is not None and held + array.nbytes <= limit_bytes:
-            held += array.nbytes
-            sent.append(shard)
-            arrays.append(array)
-            places.append(SingleDeviceSharding(device, memory_kind=kind))
-        else:
-            kept.append(shard)
-    copies = _copied(arrays, places)
+        if kind is None or shard.array.nbytes > room:
+            snapshot.keep_on_device(shard)
+            continue
+        room -= shard.array.nbytes
+        sent.append(shard)
+        places.append(SingleDeviceSharding(device, memory_kind=kind))
+    copies = _copied([shard.array for shard in sent], places)
     snapshot.hold(sum(copy.nbytes for copy in copies))
     for shard, copy in zip(sent, copies, strict=False):
         shard.send(copy)
-    for shard in [*sent[len(copies) :], *kept]:
+    for shard in sent[len(copies) :]:
         snapshot.keep_on_device(shard)
+
+
+def _pool_room_bytes(memory: MemoryBudget, arrays: Sequence[jax.Array]) -> int:
+    """Returns how much of the host's memory copies of arrays on devices may take."""
+    room = _room_bytes(memory, sum(array.nbytes for array in arrays))
+    return room if memory.bound_bytes is not None else min(room, default_host_limit_bytes(arrays))
 
 
 def _copied(arrays: Sequence[jax.Array], places: Sequence[SingleDeviceSharding]) -> list[jax.Array]:
