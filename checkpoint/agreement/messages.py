@@ -11,12 +11,13 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, partial
-from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from holdfast.coordination import HoldfastError
 
 from ..errors import SENT_ERRORS, CheckpointError, SaveFailed
 
+Parse: TypeAlias = Callable[[Any], Any]
 LONG_BYTES = 1024  # of a message that is compressed: it may go to as many processes as it names
 
 
@@ -117,7 +118,7 @@ def parsed(hint: Any, data: Any) -> Any:
 
 
 @cache
-def _parser(hint: Any) -> Callable[[Any], Any]:
+def _parser(hint: Any) -> Parse:
     origin = get_origin(hint)
     parts = get_args(hint)
     if origin in (types.UnionType, Union):
@@ -129,9 +130,15 @@ def _parser(hint: Any) -> Callable[[Any], Any]:
     if origin is tuple and parts[-1] is not Ellipsis:
         return _parser_of_each(tuple, parts)
     if origin in (tuple, list, Sequence):
-        parse = _parser(parts[0])
-        made = tuple if origin is tuple else list
-        return made if parse is _as_is else lambda data: made(map(parse, data))
+        return _parser_of_all(tuple if origin is tuple else list, _parser(parts[0]))
+    return _parser_of_class(hint)
+
+
+def _parser_of_all(make: Parse, parse: Parse) -> Parse:
+    return make if parse is _as_is else lambda data: make(map(parse, data))
+
+
+def _parser_of_class(hint: Any) -> Parse:
     if hint is HoldfastError:
         return lambda data: SentError(**data).rebuilt(unknown=SaveFailed)
     if hasattr(hint, "from_json"):
@@ -139,11 +146,7 @@ def _parser(hint: Any) -> Callable[[Any], Any]:
     if hasattr(hint, "_make"):
         return _parser_of_each(hint._make, get_type_hints(hint).values())
     if isinstance(hint, type) and is_dataclass(hint):
-        hints = get_type_hints(hint).items()
-        parsers = {name: each for name, of in hints if (each := _parser(of)) is not _as_is}
-        return lambda data: hint(
-            **data | {name: parse(data[name]) for name, parse in parsers.items() if name in data}
-        )
+        return _parser_of_fields(hint)
     return _as_is
 
 
@@ -152,9 +155,15 @@ def _as_is(data: Any) -> Any:
     return data
 
 
-def _parser_of_each(
-    make: Callable[[Iterable[Any]], Any], hints: Iterable[Any]
-) -> Callable[[Any], Any]:
+def _parser_of_fields(made: Any) -> Parse:
+    hints = get_type_hints(made).items()
+    parsers = {name: each for name, of in hints if (each := _parser(of)) is not _as_is}
+    return lambda data: made(
+        **data | {name: parse(data[name]) for name, parse in parsers.items() if name in data}
+    )
+
+
+def _parser_of_each(make: Parse, hints: Iterable[Any]) -> Parse:
     others = [(at, parse) for at, parse in enumerate(map(_parser, hints)) if parse is not _as_is]
 
     def parse_each(data: Iterable[Any]) -> Any:

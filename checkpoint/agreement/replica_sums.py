@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-
 from ..errors import ReplicasDiffer
 from .messages import Message
 
@@ -129,19 +127,14 @@ def _differing(
     by_shard: dict[SharedShard, dict[_Replica, int]] = {}
     for number, shards in sets.items():
         # Another number of sums is of a process that leaves other leaves out: nothing is compared.
-        members = [
-            process
+        sums = {
+            _Replica(process, ""): found
             for process, answer in answers.items()
-            if len(answer.sums.get(number, ())) == len(shards)
-        ]
-        if not members or not shards:
-            continue
-        sums = np.array([answers[process].sums[number] for process in members], np.uint64)
-        for place in np.flatnonzero((sums != sums[0]).any(axis=0)).tolist():
-            by_shard[shards[place]] = {
-                _Replica(process, ""): value
-                for process, value in zip(members, sums[:, place].tolist(), strict=True)
-            }
+            if len(found := answer.sums.get(number, ())) == len(shards)
+        }
+        for shard, *values in zip(shards, *sums.values(), strict=True):
+            if len(set(values)) > 1:
+                by_shard[shard] = dict(zip(sums, values, strict=True))
     for process, answer in answers.items():
         for each in answer.here:
             replicas = by_shard.setdefault(each.shard, {})

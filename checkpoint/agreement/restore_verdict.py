@@ -146,8 +146,7 @@ class RestoreAgreement:
         An item that is read again has its room, and so has a small one, or one for which the
         primary has found it: alike on all processes.
         """
-        known = self._has_room or need.item in self._read
-        if known or is_small(need.item_bytes, self.group.count):
+        if self._has_room or need.item in self._read or is_small(need.item_bytes, self.group.count):
             return
         self._read.add(need.item)
         self._go_on(self._agree(f"before {need.item!r} is read", need=need))
@@ -170,7 +169,7 @@ class RestoreAgreement:
         Every process calls it, in turn with the other agreements.
         """
         self._shares += 1
-        verdict, shared = self._exchange(f"share {self._shares}", shared=what)
+        verdict, shared = self._exchange(self._report(f"share {self._shares}", shared=what))
         self._go_on(verdict)
         return shared
 
@@ -183,36 +182,29 @@ class RestoreAgreement:
             shortage = None if need is None else find_shortage([need])
             error = error if shortage is None else shortage.error()
             return Verdict(error, self._is_mistake(error))
-        return self._exchange(place, error, need=need)[0]
+        return self._exchange(self._report(place, error, need=need), error)[0]
+
+    def _report(self, place: str, error: Exception | None = None, **told: Any) -> RestoreReport:
+        return RestoreReport(
+            self.group.index,
+            f"{self._call}, {place}",
+            self._save_id,
+            None if error is None else SentError.of(error),
+            self._is_mistake(error),
+            **told,
+        )
 
     def _exchange(
-        self,
-        place: str,
-        error: Exception | None = None,
-        *,
-        need: MemoryNeed | None = None,
-        shared: Any = None,
+        self, report: RestoreReport, error: Exception | None = None
     ) -> tuple[Verdict, Sequence[Any]]:
-        """Returns the verdict here, and what all share."""
-        group = self.group
-        call = f"{self._call}, {place}"
-        sent = None if error is None else SentError.of(error)
-        report = RestoreReport(
-            group.index,
-            call,
-            self._save_id,
-            sent,
-            is_mistake=self._is_mistake(error),
-            need=need,
-            shared=shared,
-        )
+        """Returns the verdict here, and what all share; `error` is that of the report."""
         try:
             answer = exchange(
-                group, self._name, report, judge, RestoreAnswer, timeout_s=self._timeout_s
+                self.group, self._name, report, judge, RestoreAnswer, timeout_s=self._timeout_s
             )
         except Exception as failed:
             if error is None:
-                failed.add_note(f"it came up while all processes were to agree on {call}")
+                failed.add_note(f"it came up while all processes were to agree on {report.call}")
             else:
                 error.add_note(
                     f"besides, it could not be agreed on with the other processes: {failed}"
@@ -220,7 +212,7 @@ class RestoreAgreement:
             return Verdict(error or failed, is_mistake=True), ()
         if answer.agreed is None:
             return Verdict(), answer.shared
-        return Verdict(answer.agreed.here(group.index, error), answer.is_mistake), ()
+        return Verdict(answer.agreed.here(report.process, error), answer.is_mistake), ()
 
     def _is_mistake(self, error: Exception | None) -> bool:
         """Says whether no other step would do better: another tree, more than the host's memory
@@ -246,6 +238,22 @@ def judge(reports: Sequence[RestoreReport]) -> RestoreAnswer:
     if failed is not None:
         assert failed.error is not None
         return RestoreAnswer(AgreedError(failed.process, failed.error), failed.is_mistake)
+    differs = _difference(reports)
+    if differs is not None:
+        return differs
+    shortage = find_shortage([report.need for report in reports if report.need is not None])
+    if shortage is not None:
+        agreed = AgreedError(shortage.process, SentError.of(shortage.error()))
+        return RestoreAnswer(agreed, is_mistake=True)
+    if not any(report.shared for report in reports):
+        return RestoreAnswer()
+    return RestoreAnswer(shared=tuple(report.shared for report in reports))
+
+
+def _difference(reports: Sequence[RestoreReport]) -> RestoreAnswer | None:
+    """Returns the error where a process restores something else than the primary, or of another
+    save.
+    """
     first = reports[0]
     for report in reports:
         if report.call != first.call:
@@ -263,10 +271,4 @@ def judge(reports: Sequence[RestoreReport]) -> RestoreAnswer:
                 " overwritten meanwhile; restore it again"
             )
             return RestoreAnswer(AgreedError(report.process, SentError("StepGone", message)))
-    shortage = find_shortage([report.need for report in reports if report.need is not None])
-    if shortage is not None:
-        agreed = AgreedError(shortage.process, SentError.of(shortage.error()))
-        return RestoreAnswer(agreed, is_mistake=True)
-    if not any(report.shared for report in reports):
-        return RestoreAnswer()
-    return RestoreAnswer(shared=tuple(report.shared for report in reports))
+    return None

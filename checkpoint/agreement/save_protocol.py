@@ -498,16 +498,17 @@ def follow(
     # A message may be left over from a save that was given up: its key tells it apart.
     if isinstance(heard, Heard) and fits(heard.result.key, key):
         return heard.result
-    why = next(
-        (event.error for event in (sent, heard) if isinstance(event, Failed)),
-        "what came was of another save",
-    )
-    untold = f"process {process} was not told how it ended: {why}"
+    untold = f"process {process} was not told how it ended: {_why_untold(sent, heard)}"
     if is_local:
         return unheard_locally(key, untold)
     if report.error is not None:
         return _not_committed(key, reported_error(report))
     return unheard(key, (yield from _read()), untold)
+
+
+def _why_untold(*events: Event) -> Exception | str:
+    errors = (event.error for event in events if isinstance(event, Failed))
+    return next(errors, "what came was of another save")
 
 
 def unheard(key: SaveKey, found: Found, why: str) -> SaveResult:

@@ -45,15 +45,7 @@ def _cast(leaf: Any, path: str, chosen: Callable[[str], Any]) -> Any:
     wanted = chosen(path)
     if wanted is None:
         return leaf
-    try:
-        dtype = jnp.dtype(wanted)
-    except TypeError:
-        dtype = np.dtype(object)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(
-            f"save: dtype={wanted!r} for {leaf_at(path)}: expected a floating-point dtype, as"
-            " jnp.bfloat16, or None"
-        )
+    dtype = _floating(wanted, path)
     if leaf.dtype == dtype or is_refused(leaf):
         return leaf
     if isinstance(leaf, jax.Array):
@@ -62,6 +54,20 @@ def _cast(leaf: Any, path: str, chosen: Callable[[str], Any]) -> Any:
         return converted(leaf, dtype)
     except OutOfRange as error:
         raise ValueError(f"save: dtype={wanted!r} for {leaf_at(path)}: {error}") from None
+
+
+def _floating(wanted: Any, path: str) -> Any:
+    """Returns the dtype that is wanted for a leaf; raises ValueError where it is none."""
+    try:
+        dtype = jnp.dtype(wanted)
+    except TypeError:
+        dtype = np.dtype(object)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return dtype
+    raise ValueError(
+        f"save: dtype={wanted!r} for {leaf_at(path)}: expected a floating-point dtype, as"
+        " jnp.bfloat16, or None"
+    )
 
 
 def is_refused(leaf: Any) -> bool:

@@ -75,6 +75,10 @@ class ShardPlacement:
         """Whether a shard has more than one holder."""
         return int(self.holders[0].shape[1]) > 1
 
+    def shard_shape(self, shape: Shape) -> Shape:
+        """Returns the shape of the shards of an array of this shape."""
+        return tuple(size // count for size, count in zip(shape, self.shards_per_axis, strict=True))
+
     def without(self, leaving: Collection[int]) -> ShardPlacement:
         """Returns the placement in which ranks that leave hold only what no other rank holds."""
         gone = np.isin(self.ranks, list(leaving))
@@ -262,8 +266,7 @@ def _grid(leaf: Leaf) -> Grid:
     shard_shape = shape
     limit_bytes = CHUNK_BYTES
     if placement is not None:
-        cuts = zip(shape, placement.shards_per_axis, strict=True)
-        shard_shape = tuple(size // count for size, count in cuts)
+        shard_shape = placement.shard_shape(shape)
         if placement.is_replicated:
             # Small enough that each holder can write its part of a shard.
             holders = placement.holders[0].shape[1]
@@ -292,7 +295,7 @@ def _writers(arrays: Sequence[tuple[Leaf, Grid]], count: int) -> list[Ints]:
     """Returns the writer of each chunk of each array."""
     writers: list[Ints] = [np.zeros(0, np.int64)] * len(arrays)
     load = np.zeros(count, np.int64)
-    shared: list[int] = []
+    shared = []
     for index, (leaf, grid) in enumerate(arrays):
         placement = leaf.placement
         if placement is not None and placement.is_replicated:

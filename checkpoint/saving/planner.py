@@ -99,10 +99,9 @@ class Planner:
 
     def _leaf(self, path: str, leaf: Any) -> Leaf:
         per_process = self._per_process is not None and self._per_process(path)
-        local = per_process or self._count > 1
         check_leaf(path, leaf)
         if isinstance(leaf, jax.Array):
-            described = self._jax_leaf(path, leaf, local=local)
+            described = self._jax_leaf(path, leaf, local=per_process or self._count > 1)
         else:
             described = _host_leaf(path, leaf)
         return self._kept_per_process(described) if per_process else described
@@ -112,24 +111,23 @@ class Planner:
         if leaf.is_value:
             return replace(leaf, per_process=True)
         if leaf.placement is not None:
-            message = (
+            raise UnsupportedLeaf(
                 f"{leaf_at(leaf.path)} is one array of several processes, and cannot be kept per"
-                " process; leave it out of per_process"
+                " process; leave it out of per_process",
+                leaf=leaf.path,
+                found=str(leaf.sharding),
             )
-            raise UnsupportedLeaf(message, leaf=leaf.path, found=str(leaf.sharding))
         rows = row_placement(self._count, len(leaf.shape))
         return replace(leaf, shape=(self._count, *leaf.shape), placement=rows, per_process=True)
 
     def _jax_leaf(self, path: str, leaf: jax.Array, *, local: bool) -> Leaf:
         kind = "array"
         impl = ""
-        weak = is_weak(leaf)
         if is_key(leaf):
             kind = "key"
             impl = str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
-        placement = None
-        sharding = None
+        placement = sharding = None
         if not local or not leaf.is_fully_addressable:
             placement, sharding = self._placement(path, leaf)
         dtype = np.dtype(leaf.dtype)
@@ -142,7 +140,7 @@ class Planner:
             placement=placement,
             sharding=sharding,
             impl=impl,
-            weak=weak,
+            weak=is_weak(leaf),
         )
 
     def _placement(self, path: str, leaf: jax.Array) -> tuple[ShardPlacement, Any]:
@@ -152,20 +150,23 @@ class Planner:
         """
         key = (leaf.sharding, leaf.shape)
         if key not in self._placements:
-            placement = placement_of(leaf, self._ranks)
-            if (placement.holders[1] == 0).any():
-                message = (
-                    f"shards of {leaf_at(path)} are on processes outside of this group; save it"
-                    " with a group that holds all of it"
-                )
-                raise UnsupportedLeaf(message, leaf=path, found=str(leaf.sharding))
-            if self._leaving:
-                placement = placement.without(self._leaving)
+            placement = self._place(path, leaf)
             described = (leaf.sharding, leaf.ndim)
             if described not in self._described:
                 self._described[described] = describe_sharding(*described)
             self._placements[key] = (placement, self._described[described])
         return self._placements[key]
+
+    def _place(self, path: str, leaf: jax.Array) -> ShardPlacement:
+        placement = placement_of(leaf, self._ranks)
+        if (placement.holders[1] == 0).any():
+            raise UnsupportedLeaf(
+                f"shards of {leaf_at(path)} are on processes outside of this group; save it"
+                " with a group that holds all of it",
+                leaf=path,
+                found=str(leaf.sharding),
+            )
+        return placement.without(self._leaving) if self._leaving else placement
 
 
 def _host_leaf(path: str, leaf: Any) -> Leaf:
@@ -212,8 +213,10 @@ def _refuse_class(path: str, leaf: Any) -> NoReturn:
         advice = "it has no values: save the array that it describes"
     elif isinstance(leaf, (Json, Files)):
         advice = f"it is an item of its own: save(step, items={{{path!r}: ...}})"
-    message = f"{leaf_at(path)} is a {type_name(type(leaf))}, which cannot be saved; {advice}"
-    raise UnsupportedLeaf(message, leaf=path, found=type_name(type(leaf)))
+    found = type_name(type(leaf))
+    raise UnsupportedLeaf(
+        f"{leaf_at(path)} is a {found}, which cannot be saved; {advice}", leaf=path, found=found
+    )
 
 
 def _signature(leaf: Any) -> tuple[type, Any, Any]:
@@ -249,11 +252,12 @@ def _same(kept: list[tuple[Any, Any, Any]], leaves: list[Any]) -> bool:
 
 def _check_dtype(path: str, dtype: Dtype) -> None:
     if not can_store(dtype):
-        message = (
+        raise UnsupportedLeaf(
             f"{leaf_at(path)} has dtype {dtype!s} ({dtype.str}), which cannot be saved; convert"
-            " it to a little-endian number dtype"
+            " it to a little-endian number dtype",
+            leaf=path,
+            found=str(dtype),
         )
-        raise UnsupportedLeaf(message, leaf=path, found=str(dtype))
 
 
 @functools.cache
@@ -288,8 +292,7 @@ def _named_shards(sharding: NamedSharding, rank: int) -> tuple[Shape, Any]:
     axes_used = [axes_of(entry) for entry in entries]
     order = [names.index(name) for axes in axes_used for name in axes]
     order += [axis for axis in range(len(names)) if axis not in order]
-    sizes = dict(zip(names, mesh.devices.shape, strict=True))
-    shards_per_axis = tuple(math.prod(sizes[name] for name in axes) for axes in axes_used)
+    shards_per_axis = tuple(math.prod(mesh.shape[name] for name in axes) for axes in axes_used)
     return shards_per_axis, mesh.devices.transpose(order).reshape(math.prod(shards_per_axis), -1)
 
 

@@ -12,7 +12,7 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -56,6 +56,10 @@ class TreeText:
     names: tuple[str, ...]
 
 
+# What each item's plan is (JSON and files have none), and what the processes report of it.
+Items: TypeAlias = Mapping[str, tuple[Plan | TreeText | None, Sequence[ItemReport]]]
+
+
 @dataclass(frozen=True)
 class RecordHead:
     """What a record says of a save besides items; `metrics` and `metadata` are of JSON types."""
@@ -90,9 +94,7 @@ class RecordHead:
         return f'{_dump(members)[:-1]},"metadata":{_metadata_text(self.metadata)}'
 
 
-def build_record(
-    head: RecordHead, items: Mapping[str, tuple[Plan | TreeText | None, Sequence[ItemReport]]]
-) -> bytes:
+def build_record(head: RecordHead, items: Items) -> bytes:
     """Returns the bytes of checkpoint.json. An item of JSON or files has no plan."""
     bodies = [
         f"{json.dumps(name)}:{_item_text(name, plan, reports)}"
@@ -142,7 +144,7 @@ def _check_header(plan: Plan, pack: int) -> None:
 
 def _draft(plan: Plan) -> bytes:
     """Returns a record of a plan with files and values that stand for any."""
-    files: dict[int, list[FileReport]] = {rank: [] for rank in range(plan.process_count)}
+    files: list[list[FileReport]] = [[] for _ in range(plan.process_count)]
     for rank, pack in plan.files:
         name = pack_name(rank, pack, _SOME_SAVE)
         files[rank].append(FileReport(name, HEADER_LIMIT_BYTES, HEADER_LIMIT_BYTES, 0))
@@ -150,7 +152,7 @@ def _draft(plan: Plan) -> bytes:
     own = tuple(_EXAMPLES[leaf.kind] for leaf in plan.value_leaves if leaf.per_process)
     reports = [
         ItemReport(rank, plan.hash, tuple(written), values=own if rank else everything)
-        for rank, written in files.items()
+        for rank, written in enumerate(files)
     ]
     return build_record(_draft_head(plan), {"state": (plan, reports)})
 
@@ -185,7 +187,7 @@ def check_sizes(trees: Mapping[str, Snapshot], name_bytes: int, metadata: Any) -
         tree_bytes = len(plan.cache.get("record", ""))
         parts[f"the tree of the item {name!r}"] = tree_bytes + FILE_BYTES * len(plan.files)
     if sum(parts.values()) > RECORD_LIMIT_BYTES:
-        largest_part = max(parts, key=lambda part: parts[part])
+        largest_part = max(parts, key=parts.__getitem__)
         raise ValueError(
             f"the record would have about {sum(parts.values()):,} bytes, a reader takes"
             f" {RECORD_LIMIT_BYTES:,}; {parts[largest_part]:,} of them are {largest_part}: save"
@@ -332,24 +334,19 @@ def _values(kept_per_process: Sequence[bool], reports: Sequence[ItemReport]) -> 
 
 def _static_text(plan: Plan, chunk_files: Sequence[Ints]) -> str:
     """Returns an item's tree, its leaves and the files of their chunks, as JSON without its end."""
-    known: dict[bytes, int] = {}  # what `runs` has, by its bytes
-    runs: list[list[list[int]]] = []
+    cells: dict[bytes, int] = {}
     shardings: dict[str, int] = {}
     leaves = []
     files = iter(chunk_files)
     for leaf, array in zip(plan.leaves, plan.arrays, strict=True):
         entry: dict[str, Any] = {"path": leaf.path, "kind": leaf.kind}
         if array is not None:
-            where = next(files)
-            key = where.tobytes()
-            if key not in known:
-                known[key] = len(runs)
-                runs.append(chunk_runs(where))
+            where = next(files).tobytes()
             entry |= {
                 "dtype": leaf.dtype,
                 "shape": leaf.shape,
                 "grid": [array.grid.shard_shape, array.grid.chunk_shape],
-                "cells": known[key],
+                "cells": cells.setdefault(where, len(cells)),
                 "sharding": shardings.setdefault(_dump(leaf.sharding), len(shardings)),
             }
             if leaf.impl:
@@ -363,7 +360,7 @@ def _static_text(plan: Plan, chunk_files: Sequence[Ints]) -> str:
         "kind": "tree",
         "tree": plan.tree,
         "leaves": leaves,
-        "cells": runs,
+        "cells": [chunk_runs(np.frombuffer(where, np.int64)) for where in cells],
         "shardings": [json.loads(text) for text in shardings],
     }
     if plan.statics:
