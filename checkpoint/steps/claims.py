@@ -19,7 +19,7 @@ import re
 import secrets
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 from holdfast.coordination import Fenced
@@ -64,26 +64,29 @@ def writer_of(save_id: str) -> str:
     return save_id[:_WRITER_DIGITS]
 
 
-def this_writer(job: str = "", attempt: int = 0, process: int = -1, launched_ms: int = 0) -> Writer:
+def this_writer() -> Writer:
     """Returns a new writer for this process, with an id of its own."""
     return Writer(
         secrets.token_hex(4),
-        job,
-        attempt,
-        socket.gethostname(),
+        host=socket.gethostname(),
         pid=os.getpid(),
         renewed_s=steady_time_s(),
-        process=process,
-        launched_ms=launched_ms,
     )
 
 
 def launched_writer() -> Writer:
     """Returns a new writer for this process, with its place in the job that it was launched in."""
+    writer = this_writer()
     spec = launched_spec()
     if spec is None:
-        return this_writer()
-    return this_writer(spec.job_id, spec.attempt, spec.process_id, spec.launched_ms or 0)
+        return writer
+    return replace(
+        writer,
+        job=spec.job_id,
+        attempt=spec.attempt,
+        process=spec.process_id,
+        launched_ms=spec.launched_ms or 0,
+    )
 
 
 def may_fence(other: Writer, me: Writer, *, dead: bool) -> str:

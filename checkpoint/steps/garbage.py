@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -80,25 +79,24 @@ def sweep_files(
     has one, and the order of a sweep asks only that it is older than the look at the claims.
     """
     steps = list_steps_files(storage, listed)
-    return _sweep_steps(storage, claims, steps, list_marks(storage, listed))
-
-
-def sweep_step(storage: Storage, claims: Claims, step_dir: str) -> list[str]:
-    """Does what `sweep_files` does for one step, or for the folder of a one-shot save ("")."""
-    return _sweep_steps(storage, claims, {step_dir: list_files(storage, step_dir)}, {})
-
-
-def _sweep_steps(
-    storage: Storage,
-    claims: Claims,
-    steps: Mapping[str, StepFiles],
-    marks: Mapping[str, re.Match[str]],
-) -> list[str]:
-    """Sweeps steps whose files, and marks of steps that go, were listed before this call."""
+    marks = list_marks(storage, listed)
     # Listed after packs and marks: a claim is older than its packs, so a pack whose claim is not
     # found now has no writer that could still commit it.
     standing = claims.standing()
     forget_marks(storage, [name for name, mark in marks.items() if mark[2] not in standing])
+    return _sweep_steps(storage, claims, steps, standing)
+
+
+def sweep_step(storage: Storage, claims: Claims, step_dir: str) -> list[str]:
+    """Does what `sweep_files` does for one step, or for the folder of a one-shot save ("")."""
+    steps = {step_dir: list_files(storage, step_dir)}
+    return _sweep_steps(storage, claims, steps, claims.standing())
+
+
+def _sweep_steps(
+    storage: Storage, claims: Claims, steps: Mapping[str, StepFiles], standing: set[str]
+) -> list[str]:
+    """Sweeps steps whose files were listed before the claims that are `standing`."""
     deleted: list[str] = []
     for step_dir, files in steps.items():
         names = _delete_suspects(storage, claims, step_dir, files, standing)
@@ -114,18 +112,15 @@ def _delete_suspects(
 ) -> Sequence[str]:
     """Deletes packs of one step that no writer can still commit; returns their names."""
     writers = {name: writer_of(save_id) for name, save_id in files.packs.items()}
-    names: Sequence[str] = [name for name, writer in writers.items() if writer not in standing]
-    if not names or (files.has_record and len(set(files.packs.values())) == 1):
+    suspects = [name for name, writer in writers.items() if writer not in standing]
+    if not suspects or (files.has_record and len(set(files.packs.values())) == 1):
         return []
-    if storage.posix is not None:
-        names = _unnamed(storage, step_dir, names)
+    names = _unnamed(storage, step_dir, suspects)
     if not names:
         return []
     names = claims.bury(step_dir, {name: writers[name] for name in names})
-    # Looked at once more: a commit that was under way has come to its end only now. In an object
-    # store `bury` has read the record itself, and changed it on the condition that it is the same.
-    if storage.posix is not None:
-        names = _unnamed(storage, step_dir, names)
+    # Looked at once more: a commit that was under way has come to its end only now.
+    names = _unnamed(storage, step_dir, names)
     delete_files(storage, step_dir, names)
     return names
 
@@ -134,6 +129,9 @@ def _unnamed(storage: Storage, step_dir: str, names: Sequence[str]) -> Sequence[
     """Returns the files that a step's record does not name, all without a record; none where the
     record is damaged, or may be there.
     """
+    # In an object store `bury` reads the record, and changes it on condition that it is the same.
+    if storage.posix is None:
+        return names
     try:
         named = set(read_record(storage, step_dir).file_names())
     except StepNotFound:

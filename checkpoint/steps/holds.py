@@ -29,7 +29,7 @@ from .claims import FOLDER, FULL_ERRORS
 _log = logging.getLogger(__name__)
 HOLDS = f"{FOLDER}/holds"
 _MOST_S = 10**8  # three years
-_NAME = re.compile(r"(\d{1,18})-(\d{1,9})-(\d{1,12})-[0-9a-f]{8}")
+_NAME = re.compile(rf"{re.escape(HOLDS)}/(\d{{1,18}})-(\d{{1,9}})-(\d{{1,12}})-[0-9a-f]{{8}}")
 _MARK = re.compile(rf"{re.escape(HOLDS)}/(\d{{1,18}})-goes-([0-9a-f]{{8}})-[0-9a-f]{{8}}")
 
 
@@ -117,8 +117,7 @@ def list_marks(storage: Storage, listed: Collection[str] | None = None) -> dict[
     """
     if listed is None:
         listed = [entry.name for entry in storage.list(HOLDS, names_only=True)]
-    marks = {name: _MARK.fullmatch(name) for name in listed}
-    return {name: mark for name, mark in marks.items() if mark is not None}
+    return {name: mark for name in listed if (mark := _MARK.fullmatch(name))}
 
 
 def forget_marks(storage: Storage, names: Sequence[str]) -> None:
@@ -158,8 +157,7 @@ def _write(storage: Storage, name: str) -> None:
 
 
 def _held_among(storage: Storage, entries: Collection[Entry]) -> set[int]:
-    found = [(entry, _NAME.fullmatch(entry.name.rpartition("/")[2])) for entry in entries]
-    holds = [(entry, match) for entry, match in found if match is not None]
+    holds = [(each, match) for each in entries if (match := _NAME.fullmatch(each.name))]
     held = set()
     over = []
     now_s = time.time()

@@ -92,10 +92,10 @@ class StepIndex:
         self._deleter = deleter
         self._is_alone = is_alone
         self._names = names
-        self._steps: dict[int, StepInfo] = dict.fromkeys(steps, StepInfo())
-        self._marked: set[int] = set()
+        self._steps = dict.fromkeys(steps, StepInfo())
+        self._marked = set[int]()
         self._left_behind = set(left_behind)
-        self._passed_over: set[int] = set()
+        self._passed_over = set[int]()
         self._has_warned = False
         self._lock = threading.Lock()
 
@@ -206,17 +206,20 @@ class StepIndex:
         """
         if isinstance(self._keep_policy, KeepAll):
             return []
-        after = self.known() | {new.step: StepInfo(new)}
         left = self.left_behind() - {new.step}
-        storage = until(self._storage, end_s)
+        known = self._facts_with(new, until(self._storage, end_s))
+        self._warn_of_metrics(known)
+        going = to_delete(self._keep_policy, known, left_behind=left)
+        return [step for step in going if step != new.step]
+
+    def _facts_with(self, new: StepFacts, storage: Storage) -> list[StepFacts]:
+        """Returns the facts of all steps that have some; reads those that are not known yet."""
+        after = self.known() | {new.step: StepInfo(new)}
         unread = [step for step, info in after.items() if info.facts is None]
         read = run_side_by_side(
             lambda step: self._read(storage, step), unread, storage.max_concurrency
         )
-        known = [info.facts for info in [*after.values(), *read] if info.facts is not None]
-        self._warn_of_metrics(known)
-        going = to_delete(self._keep_policy, known, left_behind=left)
-        return [step for step in going if step != new.step]
+        return [info.facts for info in [*after.values(), *read] if info.facts is not None]
 
     def _warn_of_metrics(self, known: Sequence[StepFacts]) -> None:
         """Warns, once, of metrics that the keep policy asks for and no step has."""

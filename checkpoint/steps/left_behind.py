@@ -20,6 +20,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TypeAlias
 
 from ..errors import CheckpointError, Corrupt
@@ -38,7 +39,7 @@ LEFT = f"{FOLDER}/left"
 NOTHING = -1  # the base of what goes on from no step
 KEPT_MARKS = 64  # files that hold for nothing any more: those who wait for steps may need them
 MARK_LIMIT_BYTES = 256 << 20
-_NAME = re.compile(rf"({SAVE_ID.pattern})\.json")
+_NAME = re.compile(rf"{re.escape(LEFT)}/({SAVE_ID.pattern})\.json")
 _HEAD_BYTES = 128
 _HEAD = re.compile(
     rb'\{"format":"%s","step":\d{1,18},"writer":"(%s)"'
@@ -92,19 +93,17 @@ def read_marks(storage: Storage, listed: Collection[str] | None = None) -> list[
     """
     if listed is None:
         listed = [entry.name for entry in storage.list(LEFT)]
-    names = sorted(name for name in listed if name.startswith(f"{LEFT}/"))
+    matches = [match for name in sorted(listed) if (match := _NAME.fullmatch(name))]
+    marks = run_side_by_side(partial(_read, storage), matches, storage.max_concurrency)
+    return [mark for mark in marks if mark is not None]
 
-    def read(name: str) -> Mark | None:
-        match = _NAME.fullmatch(name.removeprefix(f"{LEFT}/"))
-        if match is None:
-            return None
-        try:
-            return _parse(storage.fetch(name, MARK_LIMIT_BYTES), join(storage.root, name), match[1])
-        except FileNotFoundError:  # pruned meanwhile
-            return None
 
-    found = run_side_by_side(read, names, storage.max_concurrency)
-    return [mark for mark in found if mark is not None]
+def _read(storage: Storage, match: re.Match[str]) -> Mark | None:
+    try:
+        data = storage.fetch(match[0], MARK_LIMIT_BYTES)
+    except FileNotFoundError:  # pruned meanwhile
+        return None
+    return _parse(data, join(storage.root, match[0]), match[1])
 
 
 def identify_own(storage: Storage, folder: str) -> str:
@@ -134,13 +133,10 @@ def left_among(
     """Returns which of these steps, with the names of their folders, were left behind. It reads of
     those that a mark names. Raises as `identify`.
     """
-    marked: dict[int, set[str]] = {}
-    for mark in marks:
-        for step in mark.steps.keys() & folders.keys():
-            marked.setdefault(step, set()).add(mark.steps[step])
+    marked = {each for mark in marks for each in mark.steps.items() if each[0] in folders}
     # What a record does not say is no reason to pass its step over: a restore says what is wrong.
-    saves = _saves_of(storage, {step: folders[step] for step in marked}, identify)
-    return {step for step, save in saves.items() if save in marked[step]}
+    saves = _saves_of(storage, {step: folders[step] for step, _ in marked}, identify)
+    return {step for step, _ in saves.items() & marked}
 
 
 def _saves_of(storage: Storage, folders: Mapping[int, str], identify: Identify) -> dict[int, str]:

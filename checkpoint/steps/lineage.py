@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 BRANCHES = f"{FOLDER}/openings"  # the name on disk
 KEPT_BRANCHES = 64
 RACES = 16  # for one number
-_NAME = re.compile(r"([1-9]\d{0,17})\.json")
+_NAME = re.compile(rf"{re.escape(BRANCHES)}/([1-9]\d{{0,17}})\.json")
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -113,28 +113,26 @@ def _parse(data: bytes, number: int, where: str) -> Branch:
 
 def read_branches(storage: Storage) -> list[Branch]:
     """Returns the branches of a root, oldest first. Raises the store's OSError."""
-
     where = where_of(storage)
-
-    def read(number: int) -> Branch | None:
-        try:
-            return _parse(storage.fetch(f"{BRANCHES}/{number}.json", 1 << 16), number, where)
-        except FileNotFoundError:  # pruned meanwhile
-            return None
-        except (OverflowError, CheckpointError):
-            return _parse(b"", number, where)
-
-    names = (entry.name.rpartition("/")[2] for entry in storage.list(BRANCHES, names_only=True))
-    numbers = sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
-    found = [
-        branch
-        for branch in run_side_by_side(read, numbers, storage.max_concurrency)
-        if branch is not None
-    ]
+    entries = storage.list(BRANCHES, names_only=True)
+    numbers = sorted(int(match[1]) for each in entries if (match := _NAME.fullmatch(each.name)))
+    read = run_side_by_side(
+        lambda number: _read(storage, number, where), numbers, storage.max_concurrency
+    )
+    found = [branch for branch in read if branch is not None]
     run = run_of(found)
     return [
         branch if branch.run == run else Branch(run, branch.number, "", NOTHING) for branch in found
     ]
+
+
+def _read(storage: Storage, number: int, where: str) -> Branch | None:
+    try:
+        return _parse(storage.fetch(f"{BRANCHES}/{number}.json", 1 << 16), number, where)
+    except FileNotFoundError:  # pruned meanwhile
+        return None
+    except (OverflowError, CheckpointError):
+        return _parse(b"", number, where)
 
 
 def run_of(branches: Sequence[Branch]) -> str:
@@ -209,7 +207,10 @@ class StepOrder:
             return Position(base, is_branch=True, restores=restores)
         if may_replace:
             return Position(newest, restores=restores)
-        raise StepOutOfOrder(
+        raise self._out_of_order(step, newest)
+
+    def _out_of_order(self, step: int, newest: int) -> StepOutOfOrder:
+        return StepOutOfOrder(
             f"step {step} of {self._where} would come before step {newest}, which is the newest"
             " there, and this manager has restored no step below it: nothing was written. To go on"
             f" from a step below {step}, restore it by this manager first. To begin anew, save to"
@@ -319,8 +320,7 @@ class Lineage:
                 where=where_of(storage),
             )
             with contextlib.suppress(NameTaken):
-                claim = f"{FOLDER}/{self._writer_id}"
-                storage.commit(branch.file_name, branch.to_bytes(), claim)
+                storage.commit(branch.file_name, branch.to_bytes(), f"{FOLDER}/{self._writer_id}")
                 _prune(storage, known)
                 return branch
         raise NameTaken(

@@ -41,17 +41,7 @@ class LocalClaims:
             return
         made = self._folder / f"new-{writer.id}"
         try:
-            with contextlib.ExitStack() as undo:
-                undo.callback(_remove, made)
-                self._make_folder()
-                lock = self._hold_lock_in(made)
-                undo.callback(lock.close)
-                (made / "claim.json").write_text(json.dumps(asdict(writer)))
-                if not self._single_writer:
-                    _check_links(made)
-                # A claim gets its name last: no other process ever sees it without its lock.
-                made.rename(self._folder / writer.id)
-                undo.pop_all()
+            lock = self._make_claim(writer, made)
         except OSError as error:
             raise CheckpointError(
                 f"cannot write a checkpoint in {self._folder.parent}: {error.strerror or error}"
@@ -60,6 +50,20 @@ class LocalClaims:
                 path=str(self._folder.parent),
             ) from error
         self._locks[writer.id] = lock
+
+    def _make_claim(self, writer: Writer, made: Path) -> FileLock:
+        with contextlib.ExitStack() as undo:
+            undo.callback(_remove, made)
+            self._make_folder()
+            lock = self._hold_lock_in(made)
+            undo.callback(lock.close)
+            (made / "claim.json").write_text(json.dumps(asdict(writer)))
+            if not self._single_writer:
+                _check_links(made)
+            # A claim gets its name last: no other process ever sees it without its lock.
+            made.rename(self._folder / writer.id)
+            undo.pop_all()
+        return lock
 
     def _hold_lock_in(self, made: Path) -> FileLock:
         try:
@@ -71,15 +75,15 @@ class LocalClaims:
 
     def _make_folder(self) -> None:
         if self._folder.is_symlink():
-            message = "it is a link, and nothing behind links is written"
-            raise OSError(errno.ELOOP, message, str(self._folder))
+            raise OSError(
+                errno.ELOOP, "it is a link, and nothing behind links is written", str(self._folder)
+            )
         if self._folder_mode is not None:  # the root is for whom its steps are for
             make_folders(self._folder, self._folder_mode)
 
     def others(self, me: str) -> list[tuple[Writer, bool]]:
         """Reads each other claim, and tries its lock."""
-        writers = [self._read(writer_id) for writer_id in sorted(self.standing() - {me})]
-        others = [writer for writer in writers if writer is not None]
+        others = list(filter(None, map(self._read, sorted(self.standing() - {me}))))
         if not others or not locks_are_local(self._folder):
             return [(writer, self._is_dead(writer)) for writer in others]
         # Here a lock that another host holds looks free: it says nothing of that host's writers.
@@ -191,11 +195,9 @@ def _check_links(folder: Path) -> None:
     reason = ""
     try:
         os.link(source, target)
-        try:
+        with contextlib.suppress(FileExistsError):
             os.link(source, target)
             reason = "link() replaced a name that exists"
-        except FileExistsError:
-            pass
     except OSError as error:
         if error.errno in FULL_ERRORS:
             raise

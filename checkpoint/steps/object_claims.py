@@ -149,7 +149,7 @@ class ObjectClaims:
         record = None if value is None or value.startswith(TOMBSTONE) else value
         if record is not None:
             try:
-                named = parse_record(record, name).file_names()
+                named = set(parse_record(record, name).file_names())
             except CheckpointError:
                 return []  # damaged: what it named stays until somebody looks
             names = [each for each in names if each not in named]

@@ -178,9 +178,8 @@ def open_root(
     opening: Opening = parsed(Opening, _ask(root, name, open_it))
     listing = listings[0] if listings else opening.listing
     root = replace(root, writer=opening.writer, listing=listing)
-    with contextlib.ExitStack() as undo:
-        if group.index == 0 and listing.has_claim:
-            undo.enter_context(_or_fenced(root))
+    has_claim = group.index == 0 and listing.has_claim
+    with _or_fenced(root) if has_claim else contextlib.nullcontext():
         sharers = find_sharers(
             group, f"{name}/hosts", options.save_timeout_s, asks=opening.asks_hosts
         )
@@ -204,10 +203,9 @@ def claim_root(root: OpenRoot) -> None:
 def list_root(root: OpenRoot, layouts: OtherLayouts) -> Listing:
     """Returns what the primary sees in a root by now, on every process; every process calls it."""
 
-    def look() -> Listing:
-        return look_at_steps(root.storage, layouts).told()
-
-    listing: Listing = parsed(Listing, _ask(root, f"{root.messages}/reload", look))
+    name = f"{root.messages}/reload"
+    told = _ask(root, name, lambda: look_at_steps(root.storage, layouts).told())
+    listing: Listing = parsed(Listing, told)
     return listing
 
 

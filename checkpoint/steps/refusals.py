@@ -189,14 +189,19 @@ def roots_alike(storage: Storage) -> str:
     while level != level.parent and not level.parent.is_dir():
         level = level.parent
     below = folder.relative_to(level)
-    names = {name.casefold(): name for name in _folders_in(level.parent) if name != level.name}
-    wanted = level.name.casefold()
-    candidates = [name for name in names if _numbers_in(name) == _numbers_in(wanted)]
-    alike = difflib.get_close_matches(wanted, candidates, _MOST_NAMED, _LEAST_RATIO)
-    paths = [level.parent / names[name] / below for name in alike]
+    paths = [beside / below for beside in _names_like(level)]
     found = [str(path) for path in paths if _has_steps(path)]
     verb = "has" if len(found) == 1 else "have"
     return f"{', '.join(found)} {verb} steps, and much the same name" if found else ""
+
+
+def _names_like(folder: Path) -> list[Path]:
+    """Returns the folders beside one that have a like name, the most alike first."""
+    names = {name.casefold(): name for name in _folders_in(folder.parent) if name != folder.name}
+    wanted = folder.name.casefold()
+    candidates = [name for name in names if _numbers_in(name) == _numbers_in(wanted)]
+    alike = difflib.get_close_matches(wanted, candidates, _MOST_NAMED, _LEAST_RATIO)
+    return [folder.parent / names[name] for name in alike]
 
 
 def _numbers_in(name: str) -> list[str]:

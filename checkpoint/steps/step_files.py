@@ -62,39 +62,38 @@ def list_steps_files(
     if storage.posix is not None:
         folders = step_folders(storage, read_step_names(storage)).values()
         return {folder: list_files(storage, folder) for folder in folders}
-    packs: dict[str, dict[str, str]] = {}
     if listed is None:
         listed = {entry.name for entry in storage.list("", recursive=True, names_only=True)}
-    names = read_step_names(storage) if STEP_NAMES in listed else PLAIN_NAMES
+    step_names = read_step_names(storage) if STEP_NAMES in listed else PLAIN_NAMES
+    by_step: dict[str, list[str]] = {}
     for path in sorted(listed):
         step_dir, _, name = path.partition("/")
-        if names.step_of(step_dir) is None:
-            continue
-        found = packs.setdefault(step_dir, {})
-        match = FILE_NAME.fullmatch(name.rpartition("/")[2])
-        if match is not None and name.count("/") == 1:
-            found[name] = match[3]
-    return {
-        step_dir: StepFiles(found, has_record=join(step_dir, RECORD_NAME) in listed)
-        for step_dir, found in packs.items()
+        if step_names.step_of(step_dir) is not None:
+            by_step.setdefault(step_dir, []).append(name)
+    return {step_dir: _files_among(names) for step_dir, names in by_step.items()}
+
+
+def _files_among(names: Collection[str]) -> StepFiles:
+    """Returns those of the names of a step's files, relative to its folder, that look like ours."""
+    packs = {
+        name: match[3]
+        for name in names
+        if name.count("/") == 1 and (match := FILE_NAME.fullmatch(name.partition("/")[2]))
     }
+    return StepFiles(packs, has_record=RECORD_NAME in names)
 
 
 def list_files(storage: Storage, step_dir: str) -> StepFiles:
     """Lists the files of a step, without a look at any file."""
     prefix = f"{step_dir}/" if step_dir else ""
-    entries = [entry.name for entry in storage.list(step_dir, names_only=True)]
-    folders = [name[:-1] for name in entries if name.endswith("/")]
+    names = [entry.name for entry in storage.list(step_dir, names_only=True)]
+    folders = [name[:-1] for name in names if name.endswith("/")]
     if not step_dir:  # the items of a one-shot save: folders beside them may be steps
-        names = read_step_names(storage)
-        folders = [name for name in folders if names.step_of(name) is None and name != FOLDER]
-    packs = {}
+        step_names = read_step_names(storage)
+        folders = [name for name in folders if step_names.step_of(name) is None and name != FOLDER]
     for folder in folders:
-        for entry in storage.list(folder, names_only=True):
-            match = FILE_NAME.fullmatch(entry.name.rpartition("/")[2])
-            if match is not None:
-                packs[entry.name.removeprefix(prefix)] = match[3]
-    return StepFiles(packs, has_record=f"{prefix}{RECORD_NAME}" in entries)
+        names += [entry.name for entry in storage.list(folder, names_only=True)]
+    return _files_among([name.removeprefix(prefix) for name in names])
 
 
 # --- a whole step

@@ -55,7 +55,7 @@ def test_a_claim_stands_until_it_is_fenced(storage: BucketStorage) -> None:
     store's conditions leaves nothing.
     """
     claims = ObjectClaims(storage)
-    mine = this_writer("j", 1)
+    mine = replace(this_writer(), job="j", attempt=1)
     other = this_writer()
     claims.take(mine)
     claims.take(other)

@@ -119,7 +119,7 @@ def test_a_lower_attempt_leaves_no_claim(tmp_path: Path, monkeypatch: pytest.Mon
     for name, value in JOB.items():
         monkeypatch.setenv(name, value)
     claims = LocalClaims(LocalStorage(tmp_path))
-    second = this_writer("j", 2)
+    second = replace(this_writer(), job="j", attempt=2)
     claims.take(second)
     monkeypatch.setenv("HOLDFAST_ATTEMPT", "1")
     with pytest.raises(Fenced, match="attempt 2 of job 'j' writes here"):

@@ -350,7 +350,7 @@ MUTATIONS = (
     Mutation(
         "a sweep forgets the marks of the living",
         module=GARBAGE,
-        function="_sweep_steps",
+        function="sweep_files",
         text="if mark[2] not in standing",
         instead="",
         found_in="a hold and a sweep, the writer dies",
@@ -359,7 +359,7 @@ MUTATIONS = (
     Mutation(
         "a sweep leaves the marks of the dead",
         module=GARBAGE,
-        function="_sweep_steps",
+        function="sweep_files",
         text="forget_marks(",
         instead="max(0, 1) or (",
         found_in="a hold and a sweep, the writer dies",
