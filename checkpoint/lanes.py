@@ -73,7 +73,7 @@ class Lane(ABC):
         save = self._next_save(order)
         earlier: HoldfastError | None = None
         try:
-            with self._saver.preparing(save, self._group):
+            with self._saver.preparing(save):
                 with self._state.waiting():
                     self._saver.join_before(order, save.waits)
                 save.begin()

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from holdfast.coordination import HoldfastError
-from holdfast.multihost import Group
 from holdfast.multihost.group.group import settle_before_leaving
 
 from ..agreement.save_protocol import SaveResult
@@ -158,8 +157,7 @@ class SaveHandle:
             self._call_back()
 
     def _call_back(self) -> None:
-        assert self._save is not None
-        _called_back.saves.append(self._save)
+        _called_back.saves.append(self._begun)
         try:
             # Another thread may call the rest: it has been told that the step is there, too.
             with contextlib.suppress(IndexError):
@@ -183,9 +181,9 @@ class SaveHandle:
 
     def _run(self) -> None:
         """Does the save, on the saving thread. However little memory is left, it ends."""
-        assert self._save is not None and self._context is not None
+        assert self._context is not None
         try:
-            self._result = self._context.run(self._save)
+            self._result = self._context.run(self._begun)
             if self._result.error is None:
                 self._call_back()
         except BaseException as error:
@@ -198,9 +196,8 @@ class SaveHandle:
             self._told.set()
 
     def _end(self) -> None:
-        assert self._save is not None
         try:
-            if self._save.broken is None:  # else it is the caller's, and so are its frames
+            if self._begun.broken is None:  # else it is the caller's, and so are its frames
                 clear_frames(self._error())
         finally:
             self._ended.set()
@@ -214,14 +211,18 @@ class SaveHandle:
             self._tell_lost()
 
     @property
-    def _what(self) -> str:
-        assert self._context is not None
-        return f"the save of step {self.step} to {self._context.root.where}"
+    def _begun(self) -> OneSave:
+        assert self._save is not None
+        return self._save
 
     @property
-    def _exit_timeout_s(self) -> float:
+    def _root(self) -> OpenRoot:
         assert self._context is not None
-        return self._context.root.options.exit_timeout_s
+        return self._context.root
+
+    @property
+    def _what(self) -> str:
+        return f"the save of step {self.step} to {self._root.where}"
 
     def _leave_to_parent(self) -> None:
         """Ends it in a forked child, where nothing saves it."""
@@ -262,14 +263,12 @@ class SaveHandle:
     @property
     def _bound_s(self) -> float:
         """The seconds after which a save that has not ended hangs in the store."""
-        assert self._context is not None
-        return self._context.root.options.save_timeout_s + 4 * RESULT_WAIT_S
+        return self._root.options.save_timeout_s + 4 * RESULT_WAIT_S
 
     def _hangs(self) -> SaveFailed:
-        assert self._context is not None
-        root = self._context.root.where
         return SaveFailed(
-            f"the save of step {self.step} hangs in the store {root} for over {self._bound_s:g} s",
+            f"the save of step {self.step} hangs in the store {self._root.where} for over"
+            f" {self._bound_s:g} s",
             step=self.step,
         )
 
@@ -278,21 +277,19 @@ class SaveHandle:
 
         Raises SaveFailed if a store hangs.
         """
-        assert self._save is not None
         began_s = time.perf_counter()
         end = time.monotonic() + self._bound_s
-        for snapshot in self._save.trees.values():
+        for snapshot in self._begun.trees.values():
             while not snapshot.wait(min(LOOK_S, max(0.0, end - time.monotonic()))):
                 if self.done():
                     break
                 if time.monotonic() >= end:
                     raise self._hangs()
-        self._save.waits.add_late(began_s)
+        self._begun.waits.add_late(began_s)
 
     def _let_go_of_arrays(self) -> None:
         """Calls the save off if it still needs the caller's arrays; blocks while it copies some."""
-        assert self._save is not None
-        snapshots = self._save.trees.values()
+        snapshots = self._begun.trees.values()
         if all(snapshot.wait(0) for snapshot in snapshots):
             return
         self.cancel()
@@ -310,9 +307,9 @@ class SaveHandle:
         self._is_unread = False
         if self._defect is not None:
             raise self._defect
-        assert self._result is not None and self._save is not None
+        assert self._result is not None
         error = self._result.error
-        was_raised = self._save.broken is not None or (
+        was_raised = self._begun.broken is not None or (
             self._is_cancelled_here and isinstance(error, SaveCancelled)
         )
         return None if was_raised else error
@@ -382,7 +379,7 @@ class AsyncSaver:
         return handle
 
     @contextlib.contextmanager
-    def preparing(self, save: OneSave, group: Group) -> Iterator[None]:
+    def preparing(self, save: OneSave) -> Iterator[None]:
         """Surrounds the preparation of a save that all processes of a group begin.
 
         Where it fails, the other processes learn that this one cannot save.
@@ -390,7 +387,7 @@ class AsyncSaver:
         try:
             yield
         except BaseException as error:
-            if group.count > 1:
+            if save.group.count > 1:
                 save.fail(_broken_by(error, save.step))
                 self.start(save)
             raise
@@ -475,7 +472,7 @@ def settle(timeout_s: float | None = None) -> None:
     """
     began_s = time.monotonic()
     for save in list(_held):
-        bound_s = save._exit_timeout_s
+        bound_s = save._root.options.exit_timeout_s
         if timeout_s is not None:
             bound_s = min(bound_s, timeout_s)
         try:

@@ -243,9 +243,9 @@ class EffectPerformer:
         return self._save.remaining_s + RESULT_WAIT_S
 
     def _tell(self, result: SaveResult) -> Event:
-        name = f"{self._save.messages}/outcome"
+        save = self._save
         told = Told(result).to_bytes()
-        self._save.group.broadcast(name, told, timeout_s=self._result_wait_s)
+        save.group.broadcast(f"{save.messages}/outcome", told, timeout_s=self._result_wait_s)
         return None
 
     def _hear(self) -> Event:
@@ -320,8 +320,7 @@ class EffectPerformer:
         try:
             record = self._work.build(reports)
         except PlansDiffer as error:
-            plan = save.plans.get(error.item)
-            return Failed(explain(save.group, save.messages, error, plan))
+            return Failed(explain(save.group, save.messages, error, save.plans.get(error.item)))
         drift = find_drift(save.group, save.messages, save.replicas, reports)
         if drift is None:
             return Built(record)
@@ -337,11 +336,12 @@ class EffectPerformer:
             save.close_cancelling()
             return Committed()
         if not save.remaining_s:
-            message = (
+            raise SaveFailed(
                 f"step {save.step} was not saved: it took longer than"
-                f" save_timeout_s={save.timeout_s:g}"
+                f" save_timeout_s={save.timeout_s:g}",
+                step=save.step,
+                passes=True,
             )
-            raise SaveFailed(message, step=save.step, passes=True)
         save.report(SaveStage.COMMITTING)
         # Read before the commit: after it, nothing says what the old record named.
         replaced = set(self._named_files()) if save.overwrite else set()
@@ -359,10 +359,11 @@ class EffectPerformer:
         try:
             save.storage.commit(name, record, save.claim, replace=save.overwrite)
         except NameTaken:
-            message = (
-                f"{save.where} holds a checkpoint already, saved meanwhile; nothing was changed"
-            )
-            raise StepExists(message, step=save.step, path=save.where) from None
+            raise StepExists(
+                f"{save.where} holds a checkpoint already, saved meanwhile; nothing was changed",
+                step=save.step,
+                path=save.where,
+            ) from None
 
     def _named_files(self) -> list[str]:
         """Returns the files that the record in place names; none where the record is damaged.
@@ -388,13 +389,13 @@ class EffectPerformer:
             found = read_record(storage, save.folder).writer_id
         except StepNotFound:
             return RecordAbsent()
-        if found != save.key.save_id or save.root.storage.posix is None:
-            return RecordFound(found)
-        # A kernel tells of a page that it could not write once, and then drops the page: a second
-        # fsync that succeeds proves nothing.
-        if self._is_unclear:
-            return RecordFound(found, durable=False)
-        save.root.storage.posix.make_durable(save.folder)
+        posix = save.root.storage.posix
+        if found == save.key.save_id and posix is not None:
+            # A kernel tells of a page that it could not write once, and then drops the page: a
+            # second fsync that succeeds proves nothing.
+            if self._is_unclear:
+                return RecordFound(found, durable=False)
+            posix.make_durable(save.folder)
         return RecordFound(found)
 
     def delete_own(self) -> None:

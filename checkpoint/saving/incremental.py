@@ -82,8 +82,7 @@ def is_unchanged(data: memoryview, old: ChunkDigest) -> bool:
     # as they are written.
     if running.head != old.head:
         return False
-    if data.nbytes > HEAD_BYTES:
-        running.add(data[HEAD_BYTES:])
+    running.add(data[HEAD_BYTES:])
     return running.result() == old
 
 
@@ -220,22 +219,24 @@ def link_unmoved(
         history.forget()
     if target.storage.posix is None:
         return Unmoved()
-    files: dict[int, set[int]] = {}
-    chunks: set[tuple[int, int]] = set()
+    files = {}
+    chunks = set()
     saved = history.of(target.item, plan)
     unmoved = saved.unmoved(leaves)
     for pack, old in saved.packs.items() if unmoved else ():
         own = plan.own[pack]
         same = [chunk.leaf in unmoved for chunk in own]
-        for file in choose_links(old, same, [chunk.nbytes for chunk in own]):
-            # Linked before the snapshot: it leaves out these chunks, so that later there would be
-            # no bytes to write instead.
-            if not link_file(target, old.files[file], link_name(plan, pack, file, target.save_id)):
-                continue
-            files.setdefault(pack, set()).add(file)
-            for place, fate in enumerate(old.chunks):
-                if same[place] and fate.file == file:
-                    chunks.add((pack, place))
+        # Linked before the snapshot: it leaves out their chunks, so that later there would be no
+        # bytes to write instead.
+        linked = {
+            file
+            for file in choose_links(old, same, [chunk.nbytes for chunk in own])
+            if link_file(target, old.files[file], link_name(plan, pack, file, target.save_id))
+        }
+        files[pack] = linked
+        for place, fate in enumerate(old.chunks):
+            if same[place] and fate.file in linked:
+                chunks.add((pack, place))
     return Unmoved(files, chunks, references(leaves))
 
 
@@ -270,9 +271,9 @@ class SaveHistory:
 
         Nothing where the plan is another one, or a full save is due.
         """
-        saved = self._saved.get(item)
+        saved = self._saved.get(item, SavedItem())
         due = self.full_every is not None and self._since_full + 1 >= self.full_every
-        return SavedItem() if saved is None or saved.plan_hash != plan.hash or due else saved
+        return SavedItem() if due or saved.plan_hash != plan.hash else saved
 
     def begin(
         self,
@@ -285,19 +286,23 @@ class SaveHistory:
     ) -> None:
         """Notes what a save wrote of an item, and whether any of it was linked, until its end."""
         self._begun[item] = SavedItem(plan.hash, packs, arrays)
-        self._linked = self._linked or linked
+        self._linked |= linked
 
-    def end(self, *, committed: bool) -> None:
-        """Takes the save's files for the last committed ones, or forgets all."""
+    def end(self, *, committed: bool) -> bool:
+        """Takes the save's files for the last committed ones, or forgets all; says whether the save
+        has linked some.
+        """
+        linked = self._linked
         if not committed:
             # The files of a save that failed are deleted, now or by a sweep: nothing to link to.
             self.forget()
-            return
+            return linked
         # A save that linked nothing is a full one.
-        self._since_full = self._since_full + 1 if self._linked else 0
+        self._since_full = self._since_full + 1 if linked else 0
         self._saved = self._begun
         self._begun = {}
         self._linked = False
+        return linked
 
     def doubt(self) -> None:
         """Has the next save forget all. One in flight goes on: it lacks what it linked."""

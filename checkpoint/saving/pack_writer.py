@@ -70,22 +70,22 @@ def write_snapshot(
     to the group.
     """
     plan = snapshot.plan
+    storage = target.storage
     writer = _PackWriter(snapshot, target, progress, history)
     try:
-        written = run_side_by_side(writer.write, list(plan.own), target.storage.max_concurrency)
-        packs: dict[int, WrittenPack] = dict(zip(plan.own, written, strict=True))
+        written = run_side_by_side(writer.write, list(plan.own), storage.max_concurrency)
+        packs = dict(zip(plan.own, written, strict=True))
         linked_bytes = sum(pack.linked_bytes for pack in written)
-        if linked_bytes and target.storage.posix is not None:
-            target.storage.posix.make_durable(target.folder)
-        local = _local_crcs(snapshot, packs)
+        if linked_bytes and storage.posix is not None:
+            storage.posix.make_durable(target.folder)
+        local = () if plan.process_count == 1 else _crcs_to_compare(snapshot, packs)
     finally:
         snapshot.release()
     if statistics is not None:
         written_bytes = sum(pack.written_bytes for pack in written)
         statistics.add(save_written_bytes=written_bytes, save_linked_bytes=linked_bytes)
     if history is not None:
-        arrays = snapshot.unmoved.arrays
-        history.begin(target.item, plan, packs, arrays, linked=linked_bytes > 0)
+        history.begin(target.item, plan, packs, snapshot.unmoved.arrays, linked=linked_bytes > 0)
     return ItemReport(
         plan.process,
         plan.hash,
@@ -142,29 +142,24 @@ class _PackWriter:
     def _write(self, pack: int) -> WrittenPack:
         planned = plan_pack(self._plan, pack)
         shards = self._snapshot.take_pack(pack)
-        if not self._is_incremental:
-            return self._write_new(pack, planned, shards, self._snapshot.checksums_of(pack))
         old = self._old.get(pack)
         if old is None:
-            return self._write_new(pack * NAMES, planned, shards)
+            return self._write_new(pack, planned, shards)
         return self._write_changed(pack, planned, shards, old)
 
     def _write_new(
-        self,
-        number: int,
-        planned: PackPlan,
-        shards: list[Any],
-        checksums: Mapping[int, ChunkChecksum] = _NONE,
+        self, pack: int, planned: PackPlan, shards: list[Any], age: int = 0
     ) -> WrittenPack:
-        """Writes chunks as one new file, durably; `checksums` are those known, by their places."""
+        """Writes chunks of a pack as one new file, durably; `age` is its number in the history."""
+        number = pack * NAMES + age if self._is_incremental else pack
         name = pack_name(self._plan.process, number, self._target.save_id)
-        sums = ChunkSums(checksums, with_digests=self._is_incremental)
+        sums = ChunkSums(self._snapshot.checksums_of(pack), with_digests=self._is_incremental)
         if self._target.storage.posix is None:
             parts = _head_first(pack_parts(planned, shards, sums, SENT_BYTES))
         else:
             parts = pack_parts(planned, shards, sums)
             if not self._is_incremental:
-                parts = self._note_in_place(number, planned, parts)
+                parts = self._note_in_place(pack, planned, parts)
         self._target.write(name, planned.size, count_parts(parts, self._progress))
         head = planned.frame.join(sums.checksums)
         report = FileReport(name, planned.size, len(head), crc32c(head))
@@ -211,7 +206,7 @@ class _PackWriter:
             shards.clear()  # each is dropped once it is written
             if linked:
                 planned = lay_out_pack(self._plan, changed)
-            new = self._write_new(pack * NAMES + len(old.files), planned, rest)
+            new = self._write_new(pack, planned, rest, len(old.files))
         return _join(old, linked, is_changed, replace(new, linked_bytes=linked_bytes))
 
     def _link_old(
@@ -246,14 +241,16 @@ def _join(
     return replace(new, files=(*linked.values(), *new.files), chunks=tuple(fates))
 
 
-def _local_crcs(snapshot: Snapshot, packs: dict[int, WrittenPack]) -> tuple[int, ...]:
+def _crcs_to_compare(snapshot: Snapshot, packs: dict[int, WrittenPack]) -> tuple[int, ...]:
     """Returns one CRC for each host-local array, then for each value (0: kept per process).
 
     They are the same on every process if the processes agree.
     """
+    return (*_local_crcs(snapshot, packs), *_value_crcs(snapshot))
+
+
+def _local_crcs(snapshot: Snapshot, packs: dict[int, WrittenPack]) -> list[int]:
     plan = snapshot.plan
-    if plan.process_count == 1:
-        return ()
     written = _host_crcs(plan, packs)
     crcs = []
     for position, leaf in enumerate(plan.local_leaves):
@@ -265,7 +262,7 @@ def _local_crcs(snapshot: Snapshot, packs: dict[int, WrittenPack]) -> tuple[int,
                 of_chunk = crc32c(chunk_bytes(snapshot.local[position], chunk))
             crc = crc32c(of_chunk.to_bytes(4, "little"), crc)
         crcs.append(crc)
-    return (*crcs, *_value_crcs(snapshot))
+    return crcs
 
 
 def _value_crcs(snapshot: Snapshot) -> Iterator[int]:

@@ -39,38 +39,44 @@ def check_shares(item: str, tree: TreeText, reports: Sequence[ItemReport]) -> No
     """
     others = [report.process for report in reports if report.plan != tree.plan]
     if others:
-        message = (
+        raise PlansDiffer(
             f"item {item!r}: processes {others} planned another save than process"
             f" {reports[0].process}: their trees differ in structure, shapes, dtypes or shardings;"
-            " save the same tree everywhere"
+            " save the same tree everywhere",
+            process=others[0],
+            item=item,
         )
-        raise PlansDiffer(message, process=others[0], item=item)
+    _check_local(item, tree.names, reports)
+
+
+def _check_local(item: str, names: Sequence[str], reports: Sequence[ItemReport]) -> None:
     # Compared as a whole first: 4,096 processes with 1,000 local leaves are 4 million values.
     differing = [report for report in reports if report.local != reports[0].local]
-    for position, name in enumerate(tree.names if differing else ()):
+    for position, name in enumerate(names if differing else ()):
         others = [
             report.process
             for report in differing
             if report.local[position] != reports[0].local[position]
         ]
         if others:
-            message = (
+            raise SaveFailed(
                 f"item {item!r}: the leaf {name!r} is local to each process and differs on"
                 f" processes {others} from process 0; make it equal, or keep it per process:"
-                " Options(per_process=...)"
+                " Options(per_process=...)",
+                process=others[0],
+                leaf=name,
             )
-            raise SaveFailed(message, process=others[0], leaf=name)
 
 
 def check_json(item: str, reports: Sequence[ItemReport]) -> None:
     """Raises SaveFailed when a JSON item that is one for all processes is not equal on all."""
     others = [report.process for report in reports if report.local != reports[0].local]
     if others:
-        message = (
+        raise SaveFailed(
             f"item {item!r}: its JSON on processes {others} differs from that of process 0; "
-            "make it equal, or let each process keep its own: Json(value, per_process=True)"
+            "make it equal, or let each process keep its own: Json(value, per_process=True)",
+            process=others[0],
         )
-        raise SaveFailed(message, process=others[0])
 
 
 def check_own_names(item: str, reports: Sequence[ItemReport]) -> None:
@@ -85,11 +91,11 @@ def check_own_names(item: str, reports: Sequence[ItemReport]) -> None:
             above = [name[:at] for at, character in enumerate(name) if character == "/"]
             for taken in [name, *above]:
                 if owners.get(taken, report.process) != report.process:
-                    message = (
+                    raise SaveFailed(
                         f"item {item!r}: processes {owners[taken]} and {report.process} both wrote"
-                        f" {taken!r}; expected one of them to"
+                        f" {taken!r}; expected one of them to",
+                        process=report.process,
                     )
-                    raise SaveFailed(message, process=report.process)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +155,18 @@ def receive_result(
         told = Told.from_bytes(group.broadcast(f"{name}/outcome", None, timeout_s=timeout_s))
         if told.result is not None:
             return told.result
-        answer = b""
         if told.replicas_of is not None:
             answer = answer_for(replicas, told.replicas_of)
-        elif told.leaves_of is not None and group.index == told.leaves_of.process:
-            answer = ShownLeaves.of(plans.get(told.leaves_of.item)).to_bytes()
+        else:
+            answer = _own_leaves(told.leaves_of, plans, group.index)
         group.gather(f"{name}/answers", answer, timeout_s=ANSWER_S)
+
+
+def _own_leaves(question: LeafQuestion | None, plans: Mapping[str, Plan], process: int) -> bytes:
+    """Returns the leaves of the process that is asked for them; of all others nothing."""
+    if question is None or question.process != process:
+        return b""
+    return ShownLeaves.of(plans.get(question.item)).to_bytes()
 
 
 def _show(leaf: Leaf) -> str:

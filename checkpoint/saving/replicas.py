@@ -55,6 +55,8 @@ from .snapshot import ArrayWaits
 _log = logging.getLogger(__name__)
 Devices: TypeAlias = tuple[Any, ...]
 Slots: TypeAlias = tuple[int, ...]
+# Waits for the sums of some leaves, or makes them: [devices, leaves] of uint32.
+Sums: TypeAlias = Callable[[], HostArray]
 MOST_LOCAL = 64  # shards that differ on one process, and are named
 PROGRAMS = 8  # by devices
 _spec: Any = PartitionSpec  # its call has no types
@@ -87,8 +89,8 @@ class ReplicatedLeaves:
     @classmethod
     def of(cls, plan: Plan) -> ReplicatedLeaves:
         """Finds them. Pure."""
-        large: list[int] = []
-        small: list[int] = []
+        large = []
+        small = []
         small_bytes = 0
         for index, leaf in enumerate(plan.leaves):
             placement = leaf.placement
@@ -147,7 +149,7 @@ def plan_replicas(plan: Plan, rank: int, chosen: Iterable[int]) -> ReplicaPlan:
     numbers: dict[tuple[int, ...], int] = {}
     # A placement is one object for all leaves of one sharding and shape.
     of_rank = functools.cache(lambda placement: _replicas_of(placement, rank, numbers))
-    slots: dict[SharedShard, Slots] = {}
+    slots = {}
     sets: dict[int, list[SharedShard]] = {}
     for index in chosen:
         for shard, number, of_shard in of_rank(plan.leaves[index].placement):
@@ -203,15 +205,6 @@ class _Group:
         return list(own)
 
 
-class _Made(NamedTuple):
-    """The sums of a group's leaves. `sums` waits for them, or makes them, and returns [devices,
-    leaves] of uint32.
-    """
-
-    group: _Group
-    sums: Callable[[], HostArray]
-
-
 class ReplicaSums:
     """The sums of one tree's replicas, as far as a turn compares them.
 
@@ -228,17 +221,17 @@ class ReplicaSums:
         self.views: dict[int, list[Any]] = {}
         self._sums: dict[int, HostArray] = {}
         self._devices = {leaf: group.devices for group in groups for leaf in group.leaves}
-        self._viewed = [
-            self._view(group, leaves, turn if group.large else None, waits)
+        self._viewed = {
+            group: self._view(group, leaves, turn if group.large else None, waits)
             for group in groups
             if _is_host(group.devices)
-        ]
-        self._later = [group for group in groups if not _is_host(group.devices)]
-        self._dispatched: list[_Made] = []
+        }
+        self._later = [group for group in groups if group not in self._viewed]
+        self._dispatched: dict[_Group, Sums] = {}
 
     def _view(
         self, group: _Group, leaves: Sequence[Any], turn: int | None, waits: ArrayWaits
-    ) -> _Made:
+    ) -> Sums:
         views: list[Any] = []
         for index in group.leaves:
             array: Any = group.data(leaves[index])
@@ -252,7 +245,7 @@ class ReplicaSums:
             made = np.array(sums_of_words(list(map(np.asarray, views)), turn), np.uint32)
             return made.reshape(len(group.leaves), len(group.devices)).T
 
-        return _Made(group, sums)
+        return sums
 
     def dispatch(self, leaves: Sequence[Any], waits: ArrayWaits) -> bool:
         """Begins the sums that the devices make, and says whether they do.
@@ -264,7 +257,7 @@ class ReplicaSums:
             for group in self._later:
                 arrays = [group.data(leaves[index]) for index in group.leaves]
                 with waits.dispatching(arrays):
-                    self._dispatched.append(_Made(group, _program_on(group, arrays)))
+                    self._dispatched[group] = _program_on(group, arrays)
         except Exception as error:
             _log.warning("replicas are not compared at this save: %s", error_text(error))
             return False
@@ -286,10 +279,10 @@ class ReplicaSums:
         digests = {number: self._plan.digest(number, self._sums) for number in self._plan.sets}
         return ReplicaReport(digests, bool(self._differing_here()))
 
-    def _take(self, made: list[_Made]) -> None:
-        for one in made:
-            table = one.sums()
-            self._sums |= {leaf: table[:, column] for column, leaf in enumerate(one.group.leaves)}
+    def _take(self, made: dict[_Group, Sums]) -> None:
+        for group, sums in made.items():
+            table = sums()
+            self._sums |= {leaf: table[:, column] for column, leaf in enumerate(group.leaves)}
         made.clear()
 
     def answer(self, sets: Sequence[int]) -> ReplicaAnswer:
@@ -428,7 +421,7 @@ def sum_of_words(array: HostArray, turn: int | None = None) -> int:
 def sums_of_words(views: Sequence[HostArray], turn: int | None = None) -> list[int]:
     """Returns the sum of each view, as `sum_of_words` does. Small ones are summed together."""
     sums: dict[int, int] = {}
-    alone: list[int] = []
+    alone = []
     together: dict[Dtype, list[int]] = {}
     for place, view in enumerate(views):
         nbytes = view.nbytes
@@ -453,7 +446,7 @@ def _sums_at_once(views: Sequence[HostArray]) -> list[int]:
     return sums
 
 
-def _program_on(group: _Group, arrays: Sequence[jax.Array]) -> Callable[[], HostArray]:
+def _program_on(group: _Group, arrays: Sequence[jax.Array]) -> Sums:
     """Returns what waits for the sums that it has dispatched."""
     with outside_of_meshes():
         summed = _program(group.devices)([_here(group, array) for array in arrays])
@@ -544,11 +537,11 @@ def find_drift(
         try:
             told = ask_all(group, name, Told(replicas_of=question), answer_for(replicas, question))
         except HoldfastError as lost:
-            message = (
+            return ReplicasDiffer(
                 f"step {step}, item {item!r}: replicas have drifted apart (which leaves they are"
-                f" of could not be asked: {lost})"
+                f" of could not be asked: {lost})",
+                step=step,
             )
-            return ReplicasDiffer(message, step=step)
         shards = {number: own.shards_of(number, _a_holder(by_process, number)) for number in sets}
         difference = difference_of(item, step, own.paths, shards, _answers(told))
         if difference is not None:

@@ -8,7 +8,7 @@ import errno
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -44,7 +44,7 @@ from .item_files import report_json, write_files, write_json
 from .pack_writer import write_snapshot
 from .plan import Plan
 from .plan_mismatch import check_json, check_own_names, check_shares
-from .record_builder import RecordHead, build_record, tree_text
+from .record_builder import Items, RecordHead, build_record, tree_text
 from .snapshot import begin_copies
 from .stager import OneSave
 
@@ -55,16 +55,11 @@ SPARE_BYTES = 1 << 20  # for headers, the record and folders, when free space is
 class SnapshotWork(SaveWork):
     """Writes the snapshots and values of a save: the whole of a single one."""
 
-    def __init__(
-        self,
-        save: OneSave,
-        *,
-        history: SaveHistory | None = None,
-        statistics: Statistics | None = None,
-    ) -> None:
+    _history: SaveHistory | None = None
+    _statistics: Statistics | None = None
+
+    def __init__(self, save: OneSave) -> None:
         self._save = save
-        self._history = history
-        self._statistics = statistics
         self._process = save.group.index
         self._branch: BranchStart | None = None
 
@@ -85,6 +80,7 @@ class SnapshotWork(SaveWork):
 
     def _write_items(self, progress: Callable[[int], None]) -> dict[str, ItemReport]:
         save = self._save
+        process = self._process
         reports = {}
         for name, snapshot in save.trees.items():
             with save.item(name).synced_once() as place:
@@ -96,19 +92,19 @@ class SnapshotWork(SaveWork):
                     statistics=self._statistics,
                 )
         for name, value in save.values.items():
-            if value.per_process or self._process == 0:
-                reports[name] = write_json(save.item(name), self._process, value.data)
+            if value.per_process or process == 0:
+                reports[name] = write_json(save.item(name), process, value.data)
             else:
-                reports[name] = report_json(self._process, value.data)
+                reports[name] = report_json(process, value.data)
         for name, staged in save.files.items():
             with save.item(name).synced_once() as place:
-                reports[name] = write_files(place, self._process, staged, progress)
+                reports[name] = write_files(place, process, staged, progress)
         return reports
 
     def _progress(self) -> Callable[[int], None]:
         """Returns what is called with the bytes of each piece that is out."""
         save = self._save
-        listener = self._save.root.options.progress
+        listener = save.root.options.progress
         meter = None if listener is None else ProgressMeter(save.step, save.own_bytes, listener)
 
         def progress(nbytes: int) -> None:
@@ -120,8 +116,9 @@ class SnapshotWork(SaveWork):
 
     def _check_space(self) -> None:
         """Refuses, at the primary and before a byte is written, what the disk has no room for."""
-        storage = self._save.root.storage
-        if not self._save.root.options.check_free_space or self._process or storage.posix is None:
+        root = self._save.root
+        storage = root.storage
+        if not root.options.check_free_space or self._process or storage.posix is None:
             return
         # What may be linked is known only when it is compared: the save may need almost nothing.
         may_link = self._history is not None and self._history.is_known
@@ -138,28 +135,32 @@ class SnapshotWork(SaveWork):
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record, at the primary. Raises SaveFailed where the reports do not fit."""
         save = self._save
-        items: dict[str, tuple[Plan | None, list[ItemReport]]] = {}
         plans = save.plans
-        for name in [*plans, *save.values, *save.files]:
-            plan = plans.get(name)
-            shares = [report.items[name] for report in reports]
-            if plan is not None:
-                check_shares(name, tree_text(plan), shares)
-            elif name in save.values and not save.values[name].per_process:
-                check_json(name, shares)
-            elif name in save.files:
-                check_own_names(name, shares)
-            items[name] = (plan, shares)
+        items = {
+            name: (plans.get(name), [report.items[name] for report in reports])
+            for name in (*plans, *save.values, *save.files)
+        }
+        for name, (plan, shares) in items.items():
+            self._check_shares(name, plan, shares)
         self._branch = self._current_branch()
         record = self._record(items)
         self._check(record, items)
         return record
 
+    def _check_shares(self, name: str, plan: Plan | None, shares: Sequence[ItemReport]) -> None:
+        """Raises SaveFailed where the shares of an item do not fit together."""
+        if plan is not None:
+            check_shares(name, tree_text(plan), shares)
+        elif name in self._save.files:
+            check_own_names(name, shares)
+        elif not self._save.values[name].per_process:
+            check_json(name, shares)
+
     def _current_branch(self) -> BranchStart | None:
         """Returns the branch of the root's history that the save belongs to."""
         return None
 
-    def _record(self, items: Mapping[str, tuple[Plan | None, list[ItemReport]]]) -> bytes:
+    def _record(self, items: Items) -> bytes:
         save = self._save
         return build_record(
             RecordHead(
@@ -175,9 +176,7 @@ class SnapshotWork(SaveWork):
             items,
         )
 
-    def _check(
-        self, record: bytes, items: Mapping[str, tuple[Plan | None, list[ItemReport]]]
-    ) -> None:
+    def _check(self, record: bytes, items: Items) -> None:
         """Reads the record as a reader will, without what was read at an earlier save.
 
         That is what a plan alone says (see check_plan), and a layout.
@@ -220,16 +219,17 @@ class _StepWork(SnapshotWork):
     """Writes a step of a root, whose index says what the step makes superfluous."""
 
     def __init__(self, save: OneSave, state: RootState) -> None:
-        super().__init__(save, history=state.history, statistics=state.statistics)
+        super().__init__(save)
         self._state = state
+        self._history = state.history
+        self._statistics = state.statistics
 
     def write(self) -> Prepared:
         """Writes this process's share, durably; reports it. Raises StepExists too."""
         save = self._save
         if self._process == 0:
             self._state.make_way(save.storage, save.folder, save.claim)
-        prepared = super().write()
-        return replace(prepared, steps=self._state.index.crc())
+        return replace(super().write(), steps=self._state.index.crc())
 
     def _current_branch(self) -> BranchStart | None:
         save = self._save
@@ -252,16 +252,15 @@ class _StepWork(SnapshotWork):
         """Deletes what the keep policy lets go; returns what went. What stays, stays on all."""
         index = self._state.index
         save = self._save
-        writer_id = writer_of(save.key.save_id)
         try:
             superfluous = index.superfluous(save.facts, end_s=save.end_s)
-            with letting_go(save.storage, superfluous, writer_id) as going:
+            with letting_go(save.storage, superfluous, writer_of(save.key.save_id)) as going:
                 remaining = index.remove(going, end_s=save.end_s)
         except Exception as error:
             # The step is saved. What should go may go after the next save.
             _log.warning(
                 "which steps to delete after step %d could not be decided: %s",
-                self._save.step,
+                save.step,
                 error,
             )
             return ()
@@ -301,27 +300,26 @@ class StepSaver:
         not, and the statistics count it.
         """
         root = self.root
-        next_miss = self.state.misses.next(may_miss=save.may_miss)
-        linked_bytes = self.state.statistics.save_linked_bytes
+        state = self.state
+        next_miss = state.misses.next(may_miss=save.may_miss)
         try:
-            result = run_protocol(save, _StepWork(save, self.state), next_miss=next_miss)
+            result = run_protocol(save, _StepWork(save, state), next_miss=next_miss)
         except Exception as error:
             result = broken_off(save, error)
         finally:
             save.release()
-        if self.state.history is not None:
-            self.state.history.end(committed=result.error is None)
-        is_new = self.state.misses.note(result)
-        if is_new and root.group.index == 0:
+        incremental = False
+        if state.history is not None:
+            incremental = state.history.end(committed=result.error is None)
+        if state.misses.note(result) and root.group.index == 0:
             root.group.report(saves_missed=result.missed)
         if result.is_there:
-            self.state.index.learn(save.step)
+            state.index.learn(save.step)
         if result.error is not None:
             self._note_failure(result.error, missed=bool(result.missed))
             return result
-        incremental = self.state.statistics.save_linked_bytes > linked_bytes
         self._note_step(save, result, incremental=incremental)
-        self.state.report()
+        state.report()
         return result
 
     def _note_failure(self, error: HoldfastError, *, missed: bool) -> None:
@@ -339,9 +337,10 @@ class StepSaver:
 
     def _note_step(self, save: OneSave, result: SaveResult, *, incremental: bool) -> None:
         """Brings statistics, index and claim up to date after a commit."""
-        index = self.state.index
+        state = self.state
+        index = state.index
         took_s = time.monotonic() - save.began
-        self.state.statistics.add(
+        state.statistics.add(
             saves=1,
             save_s=took_s,
             save_bytes=save.total_bytes,
@@ -354,14 +353,17 @@ class StepSaver:
             index.adopt_left(after.left_behind)
         info = StepInfo(save.facts, save.total_bytes, incremental, time.time(), took_s)
         index.add(save.step, info)
-        self.state.order.saved(save.place)
-        if self.root.group.index:  # the primary has deleted them
+        state.order.saved(save.place)
+        if save.group.index:  # the primary has deleted them
             index.remove(after.superfluous)
-        if after.branch is not None and self.state.leave is not None:
-            self.state.leave(after.branch, save.step)
+        if after.branch is not None and state.leave is not None:
+            state.leave(after.branch, save.step)
+        if save.group.index == 0 and self.root.storage.posix is None:
+            self._announce(save)
+
+    def _announce(self, save: OneSave) -> None:
+        """Has the worker tell readers of a bucket of the step, and renew the claim there."""
         root = self.root
-        if root.group.index or root.storage.posix is not None:
-            return
 
         def announce() -> None:
             end_s = time.monotonic() + root.options.save_timeout_s

@@ -265,7 +265,7 @@ class Snapshot:
         is room.
         """
         shards: dict[tuple[int, int], Any] = {}
-        copies: dict[int, list[_ChunkCopy]] = {}
+        copies = {}
         for pack, chunks in self.plan.own.items():
             taken: list[Any] = []
             to_copy = []
@@ -337,9 +337,7 @@ class Snapshot:
         """Returns a shard: a copy of it, one that is to be copied, or one on its device."""
         described = self.plan.leaves[index]
         if slot < 0:
-            array = self._host_view(leaf)
-            array = array[None] if described.per_process else array
-            return array if never_changes(leaf) else _copied_on_host(array)
+            return self._find_whole(leaf, per_process=described.per_process)
         views = self._views.get(index)
         if on_host and views is not None:
             return _copied_on_host(np.asarray(views[slot]))
@@ -349,6 +347,12 @@ class Snapshot:
         if on_host:
             return _copied_on_host(self._host_view(shard))
         return Shard(shard, described.path)
+
+    def _find_whole(self, leaf: Any, *, per_process: bool) -> Any:
+        array = self._host_view(leaf)
+        if per_process:
+            array = array[None]
+        return array if never_changes(leaf) else _copied_on_host(array)
 
     def _host_view(self, leaf: Any) -> HostArray:
         if isinstance(leaf, jax.Array) and is_key(leaf):
@@ -380,7 +384,6 @@ def take_snapshot(
     tree: FlatTree,
     *,
     memory: MemoryBudget = WHOLE_BUDGET,
-    on_host: bool | None = None,
     unmoved: Unmoved | None = None,
     waits: ArrayWaits | None = None,
     copies_later: bool = False,
@@ -391,16 +394,14 @@ def take_snapshot(
     What is on the host already, numpy leaves and arrays of the CPU, has been copied by then. With
     `copies_later` that begins with `begin_copies`, and `Snapshot.wait` waits for it.
     `tree` must be the one that `plan` was made of, or one with equal avals and shardings. What has
-    no room in `memory` stays where it is until it is written. `on_host` says whether the arrays are
-    the host's (None: by their device). Chunks that are `unmoved` are not taken. `waits` counts the
-    time until arrays are there that computations have yet to make. `views` are shards that the
-    caller has looked at already.
+    no room in `memory` stays where it is until it is written. Chunks that are `unmoved` are not
+    taken. `waits` counts the time until arrays are there that computations have yet to make.
+    `views` are shards that the caller has looked at already.
     """
     leaves = tree.leaves
     snapshot = Snapshot(plan, unmoved, waits, views)
     with paused_gc():
-        if on_host is None:
-            on_host = _are_on_host(plan, leaves)
+        on_host = _are_on_host(plan, leaves)
         shards = snapshot.take_shards(
             leaves, on_host=on_host, copies_later=copies_later, memory=memory
         )
@@ -462,31 +463,18 @@ class _ChunkCopy(NamedTuple):
     place: int
     nbytes: int
 
-    def make(self) -> None:
-        """Copies the chunk."""
-        _copy(*self._regions())
-
-    def make_summed(self) -> ChunkChecksum | None:
-        """Copies the chunk; returns its checksum, if it is large and not laid out otherwise.
-
-        Each piece is summed while it is in the cache.
+    def make(self, *, sums: bool = False) -> ChunkChecksum | None:
+        """Copies the chunk; with `sums` returns its checksum, if it is large and not laid out
+        otherwise.
         """
-        copy, original = self._regions()
+        part: Any = ... if self.inside is None else self.inside
+        copy = self.shard.copy[part]
+        original = self.shard.shard[part]
         is_flat = copy.flags.c_contiguous and original.flags.c_contiguous
-        if self.nbytes < LARGE_BYTES or not is_flat:
+        if not sums or self.nbytes < LARGE_BYTES or not is_flat:
             _copy(copy, original)
             return None
-        copy, original = (region.reshape(-1).view(np.uint8) for region in (copy, original))
-        summed = RunningChecksum()
-        for start in range(0, self.nbytes, PIECE_BYTES):
-            piece: Any = copy[start : start + PIECE_BYTES]
-            _copy(piece, original[start : start + PIECE_BYTES])
-            summed.add(memoryview(piece))
-        return summed.result()
-
-    def _regions(self) -> tuple[HostArray, HostArray]:
-        part: Any = ... if self.inside is None else self.inside
-        return self.shard.copy[part], self.shard.shard[part]
+        return _copy_summed(copy.reshape(-1).view(np.uint8), original.reshape(-1).view(np.uint8))
 
 
 class _PackCopy:
@@ -517,12 +505,9 @@ class _PackCopy:
 
     def _make(self, chunk: _ChunkCopy) -> None:
         try:
-            if self._sums:
-                checksum = chunk.make_summed()
-                if checksum is not None:
-                    self.checksums[chunk.place] = checksum
-            else:
-                chunk.make()
+            checksum = chunk.make(sums=self._sums)
+            if checksum is not None:
+                self.checksums[chunk.place] = checksum
         except BaseException as error:
             self._error = error
         if self._count_ended() == self.chunks:
@@ -578,6 +563,16 @@ def _copy(copy: HostArray, original: HostArray) -> None:
     copy[...] = original
 
 
+def _copy_summed(copy: HostArray, original: HostArray) -> ChunkChecksum:
+    """Copies bytes; each piece is summed while it is in the cache."""
+    summed = RunningChecksum()
+    for start in range(0, copy.nbytes, PIECE_BYTES):
+        piece: Any = copy[start : start + PIECE_BYTES]
+        _copy(piece, original[start : start + PIECE_BYTES])
+        summed.add(memoryview(piece))
+    return summed.result()
+
+
 def _copied_on_host(array: HostArray) -> Any:
     """Returns a copy of a small shard, or a larger one whose chunks are to be copied."""
     return np.array(array, order="C") if array.nbytes <= SMALL_BYTES else _HostShard(array)
@@ -619,7 +614,7 @@ def _copied(arrays: Sequence[jax.Array], places: Sequence[SingleDeviceSharding])
     put = partial(jax.device_put, may_alias=False)
     with _while_there_is_room():
         return list(put(arrays, places))
-    copies: list[jax.Array] = []
+    copies = []
     with _while_there_is_room():
         for array, place in zip(arrays, places, strict=True):
             copies.append(put(array, place))

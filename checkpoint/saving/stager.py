@@ -123,10 +123,11 @@ class Cancellation:
     def check(self, step: int, process: int) -> None:
         """Raises SaveCancelled where the save was called off."""
         if self._first.get(None) == "cancelled":
-            message = (
-                f"step {step} was not saved: process {process} called it off; nothing of it stays"
+            raise SaveCancelled(
+                f"step {step} was not saved: process {process} called it off; nothing of it stays",
+                step=step,
+                process=process,
             )
-            raise SaveCancelled(message, step=step, process=process)
 
     def close(self, step: int, process: int) -> None:
         """Lets no later `cancel` come in time: from here on others may commit.
@@ -243,8 +244,7 @@ class OneSave:
     @property
     def facts(self) -> StepFacts:
         """What the keep policy decides by."""
-        writer_id = writer_of(self.key.save_id)
-        return StepFacts(self.step, self.metrics, self.started_s, writer_id)
+        return StepFacts(self.step, self.metrics, self.started_s, writer_of(self.key.save_id))
 
     @property
     def plans(self) -> dict[str, Plan]:
@@ -411,12 +411,10 @@ class SaveStager:
         return nbytes
 
     def _view_replicas(self, save: OneSave, plan: Plan, tree: FlatTree) -> ReplicaSums | None:
-        turn: int | None = None
-        match self._root.options.on_replicas_differ:
-            case "ignore":
-                return None
-            case "warn":
-                turn = turn_of(save.key.save_id, save.key.counter)
+        how = self._root.options.on_replicas_differ
+        if how == "ignore":
+            return None
+        turn = turn_of(save.key.save_id, save.key.counter) if how == "warn" else None
         return view_replicas(plan, tree.leaves, turn, self._root.options.may_differ, save.waits)
 
     def _stage_files(self, item: str, value: Files) -> StagedFiles:
@@ -426,11 +424,11 @@ class SaveStager:
         try:
             return stage_files(value, writes=writes, max_file_bytes=limit)
         except Exception as error:
-            message = (
+            raise SaveFailed(
                 f"the item {item!r} was not written by its handler on process {process}:"
-                f" {error_text(error)}"
-            )
-            raise SaveFailed(message, process=process) from error
+                f" {error_text(error)}",
+                process=process,
+            ) from error
 
     def _planner(self, item: str) -> Planner:
         if item not in self._planners:

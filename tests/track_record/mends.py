@@ -96,8 +96,8 @@ MENDS = (
         mended="2026-11-22",
         wrong="After an I/O error of fsync a step was told as durable that may not be.",
         file="checkpoint/saving/commit.py",
-        text="        if self._is_unclear:\n            return RecordFound",
-        instead="        if False:\n            return RecordFound",
+        text="if self._is_unclear:\n                return RecordFound",
+        instead="if False:\n                return RecordFound",
         found_by=f"{SAVING}/test_commit.py::test_an_error_after_the_record_has_its_name_deletes_nothing",
     ),
     Mend(

@@ -51,6 +51,12 @@ def commit(snapshot: Snapshot, storage: LocalStorage) -> None:
     storage.commit("checkpoint.json", record, ".holdfast/ab12cd34")
 
 
+def on_devices(plan: plans.Plan) -> plans.Plan:
+    """Has a plan's arrays count as those of devices that have memory of their own."""
+    plan.cache["on host"] = False
+    return plan
+
+
 def aligned(count: int) -> np.ndarray[Any, Any]:
     """Returns the numbers from 0 on in memory that jax takes as it is."""
     raw = np.empty(4 * count + 64, np.uint8)
@@ -77,7 +83,8 @@ def test_donation_and_overwriting_do_not_disturb_it(tmp_path: Path, on_host: boo
     planner = Planner()
     storage = LocalStorage(tmp_path)
     flat = FlatTree.of(tree)
-    snapshot = take_snapshot(planner.plan(flat), flat, on_host=on_host)
+    plan = planner.plan(flat)
+    snapshot = take_snapshot(plan if on_host is None else on_devices(plan), flat)
     assert snapshot.wait(0)
     step = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
     array: Any = tree["device"]
@@ -102,7 +109,7 @@ def test_bounded_host_memory_makes_the_caller_wait(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     flat = FlatTree.of(tree)
     snapshot = take_snapshot(
-        Planner().plan(flat), flat, memory=MemoryBudget(bound_bytes=1 << 20), on_host=False
+        on_devices(Planner().plan(flat)), flat, memory=MemoryBudget(bound_bytes=1 << 20)
     )
     assert not snapshot.wait(0)
     writer = threading.Thread(target=commit, args=(snapshot, storage))
@@ -328,7 +335,7 @@ def test_a_snapshot_that_is_not_written_lets_go() -> None:
     tree = {"w": jnp.arange(8)}
     flat = FlatTree.of(tree)
     snapshot = take_snapshot(
-        Planner().plan(flat), flat, memory=MemoryBudget(bound_bytes=0), on_host=False
+        on_devices(Planner().plan(flat)), flat, memory=MemoryBudget(bound_bytes=0)
     )
     assert not snapshot.wait(0)
     snapshot.release()
@@ -355,7 +362,7 @@ def test_shards_without_room_wait_on_the_device(
     flat = FlatTree.of(tree)
     plan = Planner().plan(flat)
     monkeypatch.setattr(jax, "device_put", device_put)
-    snapshot = take_snapshot(plan, flat, on_host=False)
+    snapshot = take_snapshot(on_devices(plan), flat)
     assert not snapshot.wait(0)
     (pack,) = plan.own
     for chunk, shard in zip(plan.own[pack], snapshot.take_pack(pack), strict=True):
@@ -373,7 +380,7 @@ def test_what_is_in_the_memory_of_the_copies_already_is_copied_too() -> None:
     offloaded = jax.device_put(jnp.arange(1 << 16), SingleDeviceSharding(device, memory_kind=kind))
     flat = FlatTree.of({"mu": offloaded})
     plan = Planner().plan(flat)
-    snapshot = take_snapshot(plan, flat, on_host=False)
+    snapshot = take_snapshot(on_devices(plan), flat)
     assert snapshot.wait(0)
     offloaded.delete()
     (pack,) = plan.own
@@ -392,7 +399,7 @@ def test_other_errors_of_the_copy_come_through(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(jax, "device_put", device_put)
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        take_snapshot(plan, flat, on_host=False)
+        take_snapshot(on_devices(plan), flat)
 
 
 class Device:
@@ -526,10 +533,9 @@ def test_what_stays_on_its_device_is_waited_for_there(tmp_path: Path, start: jax
     waits = ArrayWaits()
     flat = FlatTree.of({"w": _compute(start)})
     snapshot = take_snapshot(
-        Planner().plan(flat),
+        on_devices(Planner().plan(flat)),
         flat,
         memory=MemoryBudget(bound_bytes=0),
-        on_host=False,
         waits=waits,
     )
     began_s = time.perf_counter()
@@ -548,7 +554,7 @@ def test_an_array_of_two_leaves_is_waited_for_once() -> None:
     flat = FlatTree.of({"decoder": tied, "encoder": tied})
     plan = Planner().plan(flat)
     no_room = MemoryBudget(bound_bytes=0)
-    snapshot = take_snapshot(plan, flat, memory=no_room, on_host=False)
+    snapshot = take_snapshot(on_devices(plan), flat, memory=no_room)
     shards = [shard for pack in plan.own for shard in snapshot.take_pack(pack)]
     assert not snapshot.wait(0)
     assert all((shard.get() == 1).all() for shard in shards)
