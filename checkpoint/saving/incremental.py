@@ -11,6 +11,7 @@ its size.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import logging
 import math
 import weakref
@@ -135,8 +136,7 @@ def choose_links(old: WrittenPack, unchanged: Sequence[bool], sizes: Sequence[in
         for file, known in enumerate(old.files)
         if living[file] and 2 * living[file] >= known.nbytes
     ]
-    largest = sorted(worth, key=lambda file: -living[file])
-    return sorted(largest[:MAX_LINKS])
+    return sorted(heapq.nlargest(MAX_LINKS, worth, key=living.__getitem__))
 
 
 def can_link(storage: Storage) -> bool:

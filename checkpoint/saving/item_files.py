@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from crc32c import crc32c
 
@@ -18,6 +18,8 @@ from ..storage.counting import count_parts
 from ..storage.path import join
 from ..storage.threads import run_side_by_side
 
+# Is told the bytes of each piece that is out.
+Progress: TypeAlias = Callable[[int], None]
 PIECE_BYTES = 4 * PREFIX_BYTES  # checksummed and written while it is in the cache
 
 
@@ -79,7 +81,7 @@ def report_json(process: int, data: bytes) -> ItemReport:
 
 
 def write_files(
-    target: ItemTarget, process: int, staged: StagedFiles, progress: Callable[[int], None]
+    target: ItemTarget, process: int, staged: StagedFiles, progress: Progress
 ) -> ItemReport:
     """Writes files from a scratch folder, durably, and reports them with their own names.
 

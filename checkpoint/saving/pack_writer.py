@@ -8,7 +8,7 @@ known from the plan. Packs of a process are written side by side.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -44,7 +44,7 @@ from .incremental import (
     link_file,
     link_name,
 )
-from .item_files import PIECE_BYTES, ItemTarget
+from .item_files import PIECE_BYTES, ItemTarget, Progress
 from .plan import Plan, local_chunks
 from .snapshot import Snapshot
 
@@ -58,7 +58,7 @@ def write_snapshot(
     snapshot: Snapshot,
     target: ItemTarget,
     *,
-    progress: Callable[[int], None] = lambda nbytes: None,
+    progress: Progress = lambda nbytes: None,
     history: SaveHistory | None = None,
     statistics: Statistics | None = None,
 ) -> ItemReport:
@@ -122,7 +122,7 @@ class _PackWriter:
         self,
         snapshot: Snapshot,
         target: ItemTarget,
-        progress: Callable[[int], None],
+        progress: Progress,
         history: SaveHistory | None,
     ) -> None:
         self._snapshot = snapshot

@@ -19,8 +19,8 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from functools import cache, cached_property
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -132,6 +132,17 @@ class LeafPlan:
     packs: Ints
 
 
+# The arrays and their grids, in the order of the leaves.
+Cut: TypeAlias = Sequence[tuple[Leaf, Grid]]
+
+
+class Deal(NamedTuple):
+    """The writer of each chunk, in the order of leaves and their grids, and the writer's pack."""
+
+    writers: Ints
+    packs: Ints
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What each process writes of one tree, the same on every process but for `own`.
@@ -147,6 +158,7 @@ class Plan:
     tree: Any
     leaves: tuple[Leaf, ...]
     arrays: tuple[LeafPlan | None, ...]  # None: a Python value
+    deal: Deal  # that of all arrays
     files: tuple[tuple[int, int], ...]  # (rank, pack), sorted
     own: dict[int, tuple[Chunk, ...]]
     own_bytes: int
@@ -210,6 +222,7 @@ def make_plan(
         tree=tree,
         leaves=tuple(leaves),
         arrays=arrays,
+        deal=deal,
         files=_files(deal),
         own=own,
         own_bytes=sum(chunk.nbytes for chunks in own.values() for chunk in chunks),
@@ -218,21 +231,14 @@ def make_plan(
     )
 
 
-class _Deal(NamedTuple):
-    """The writer of each chunk, in the order of leaves and their grids, and the writer's pack."""
-
-    writers: Ints
-    packs: Ints
-
-
-def _deal(cut: Sequence[tuple[Leaf, Grid]], count: int, max_file_bytes: int | None) -> _Deal:
+def _deal(cut: Cut, count: int, max_file_bytes: int | None) -> Deal:
     nothing = np.zeros(0, np.int64)
     writers = np.concatenate([nothing, *_writers(cut, count)])
     sizes = np.concatenate([nothing, *(grid.sizes for _, grid in cut)])
-    return _Deal(writers, _packs(writers, sizes, count, max_file_bytes))
+    return Deal(writers, _packs(writers, sizes, count, max_file_bytes))
 
 
-def _leaf_plans(cut: Sequence[tuple[Leaf, Grid]], deal: _Deal) -> list[LeafPlan]:
+def _leaf_plans(cut: Cut, deal: Deal) -> list[LeafPlan]:
     plans = []
     end = 0
     for leaf, grid in cut:
@@ -244,25 +250,17 @@ def _leaf_plans(cut: Sequence[tuple[Leaf, Grid]], deal: _Deal) -> list[LeafPlan]
 
 def _grids(leaves: Sequence[Leaf]) -> list[Grid | None]:
     """Returns the grids of the arrays; equal ones are one object."""
-    known: dict[Any, Grid] = {}
-    grids: list[Grid | None] = []
-    for leaf in leaves:
-        if leaf.is_value:
-            grids.append(None)
-            continue
-        # A placement is one object for all leaves of one sharding; its arrays cannot be hashed.
-        key = (leaf.shape, leaf.itemsize, id(leaf.placement))
-        if key not in known:
-            known[key] = _grid(leaf)
-        grids.append(known[key])
-    return grids
+    # A placement is one object for all leaves of one sharding.
+    grid = cache(_grid)
+    return [
+        None if leaf.is_value else grid(leaf.shape, leaf.itemsize, leaf.placement)
+        for leaf in leaves
+    ]
 
 
-def _grid(leaf: Leaf) -> Grid:
-    shape = leaf.shape
+def _grid(shape: Shape, itemsize: int, placement: ShardPlacement | None) -> Grid:
     if not math.prod(shape):
-        return Grid(shape, shape, shape, leaf.itemsize)
-    placement = leaf.placement
+        return Grid(shape, shape, shape, itemsize)
     shard_shape = shape
     limit_bytes = CHUNK_BYTES
     if placement is not None:
@@ -270,10 +268,10 @@ def _grid(leaf: Leaf) -> Grid:
         if placement.is_replicated:
             # Small enough that each holder can write its part of a shard.
             holders = placement.holders[0].shape[1]
-            share_bytes = -(-math.prod(shard_shape) * leaf.itemsize // holders)
+            share_bytes = -(-math.prod(shard_shape) * itemsize // holders)
             limit_bytes = min(limit_bytes, max(SHARED_CHUNK_BYTES, share_bytes))
-    chunk_shape = _chunk_shape(shard_shape, leaf.itemsize, limit_bytes)
-    return Grid(shape, shard_shape, chunk_shape, leaf.itemsize)
+    chunk_shape = _chunk_shape(shard_shape, itemsize, limit_bytes)
+    return Grid(shape, shard_shape, chunk_shape, itemsize)
 
 
 def _chunk_shape(shard_shape: Shape, itemsize: int, limit_bytes: int) -> Shape:
@@ -291,7 +289,7 @@ def _chunk_shape(shard_shape: Shape, itemsize: int, limit_bytes: int) -> Shape:
     return tuple(chunk_shape)
 
 
-def _writers(arrays: Sequence[tuple[Leaf, Grid]], count: int) -> list[Ints]:
+def _writers(arrays: Cut, count: int) -> list[Ints]:
     """Returns the writer of each chunk of each array."""
     writers: list[Ints] = [np.zeros(0, np.int64)] * len(arrays)
     load = np.zeros(count, np.int64)
@@ -414,14 +412,14 @@ def local_chunks(plan: Plan, leaf: int) -> list[Chunk]:
     return [_chunk(leaf, array, position, 0) for position in range(array.grid.num_chunks)]
 
 
-def _files(deal: _Deal) -> tuple[tuple[int, int], ...]:
+def _files(deal: Deal) -> tuple[tuple[int, int], ...]:
     """Returns the (rank, pack) that have chunks."""
     width = int(deal.packs.max(initial=0)) + 1
     keys = np.flatnonzero(np.bincount(deal.writers * width + deal.packs))
     return tuple(divmod(key, width) for key in keys.tolist())
 
 
-def _digest(about: Any, leaves: Sequence[Leaf], grids: Sequence[Grid], deal: _Deal) -> str:
+def _digest(about: Any, leaves: Sequence[Leaf], grids: Sequence[Grid], deal: Deal) -> str:
     # The text of a sharding is long on a large mesh, and equal shardings are one object here: each
     # is described once.
     unique = list({id(leaf.sharding): leaf.sharding for leaf in leaves}.values())

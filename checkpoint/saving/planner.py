@@ -59,7 +59,7 @@ class Planner:
         self._ranks = {process: rank for rank, process in enumerate(members)}
         self._cached: list[_CachedPlan] = []
         self._placements: dict[tuple[Sharding, Shape], tuple[ShardPlacement, Any]] = {}
-        self._described: dict[tuple[Sharding, int], Any] = {}  # by sharding and rank
+        self._describe = functools.cache(describe_sharding)
         self._leaving: frozenset[int] = frozenset()
 
     def plan(self, tree: FlatTree, leaving: Collection[int] = ()) -> Plan:
@@ -81,7 +81,7 @@ class Planner:
 
     def _make(self, tree: FlatTree, leaving: frozenset[int]) -> Plan:
         self._placements = {}
-        self._described = {}
+        self._describe = functools.cache(describe_sharding)
         self._leaving = leaving
         described = [
             self._leaf(path, leaf) for path, leaf in zip(tree.paths, tree.leaves, strict=True)
@@ -151,10 +151,7 @@ class Planner:
         key = (leaf.sharding, leaf.shape)
         if key not in self._placements:
             placement = self._place(path, leaf)
-            described = (leaf.sharding, leaf.ndim)
-            if described not in self._described:
-                self._described[described] = describe_sharding(*described)
-            self._placements[key] = (placement, self._described[described])
+            self._placements[key] = (placement, self._describe(leaf.sharding, leaf.ndim))
         return self._placements[key]
 
     def _place(self, path: str, leaf: jax.Array) -> ShardPlacement:
@@ -309,6 +306,4 @@ def _general_shards(sharding: Sharding, shape: Shape) -> tuple[Shape, Any]:
         ]
         shard = int(np.ravel_multi_index(starts, shards_per_axis)) if starts else 0
         holders[shard].append(device)
-    devices = np.empty((len(holders), len(holders[0])), object)
-    devices[:] = holders
-    return shards_per_axis, devices
+    return shards_per_axis, np.array(holders, object)

@@ -310,8 +310,7 @@ class _ChunkOrder(NamedTuple):
     def of(cls, plan: Plan, num_writers: int) -> Self:
         arrays = [array for array in plan.arrays if array is not None]
         lengths = [len(array.writers) for array in arrays]
-        writers = np.concatenate([array.writers for array in arrays])
-        packs = np.concatenate([array.packs for array in arrays])
+        writers, packs = plan.deal
         sizes = np.concatenate([array.grid.sizes for array in arrays])
         itemsizes = np.repeat([array.leaf.itemsize for array in arrays], lengths)
         # By writer, then pack, then as they lie in the file.
@@ -322,14 +321,11 @@ class _ChunkOrder(NamedTuple):
 
 def _values(kept_per_process: Sequence[bool], reports: Sequence[ItemReport]) -> list[Any]:
     """Returns the Python values: [type, text], or [type, [text of each process]] if kept so."""
-    values: list[Any] = []
     others = [iter(report.values) for report in reports[1:]]
-    for kept, (kind, text) in zip(kept_per_process, reports[0].values, strict=True):
-        if kept:
-            values.append([kind, [text, *(next(other)[1] for other in others)]])
-        else:
-            values.append([kind, text])
-    return values
+    return [
+        [kind, [text, *(next(other)[1] for other in others)] if kept else text]
+        for kept, (kind, text) in zip(kept_per_process, reports[0].values, strict=True)
+    ]
 
 
 def _static_text(plan: Plan, chunk_files: Sequence[Ints]) -> str:

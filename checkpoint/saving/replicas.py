@@ -330,16 +330,14 @@ class _Comparison:
         self._turns: dict[int | None, _Compared] = {}
         self._devices: dict[jax.sharding.Sharding, Devices] = {}
         self.paths = [leaf.path for leaf in plan.leaves]
-        self._left_out: set[int] = set()
         # Shardings are shared by many leaves, and slow to ask.
-        elsewhere: dict[int, bool] = {}
-        for index in self._replicated.at(None):
-            sharding = leaves[index].sharding
-            if id(sharding) not in elsewhere:
-                elsewhere[id(sharding)] = _is_elsewhere(sharding)
-            path = self.paths[index]
-            if elsewhere[id(sharding)] or (may_differ is not None and may_differ(path)):
-                self._left_out.add(index)
+        is_elsewhere = functools.cache(_is_elsewhere)
+        self._left_out = {
+            index
+            for index in self._replicated.at(None)
+            if is_elsewhere(leaves[index].sharding)
+            or (may_differ is not None and may_differ(self.paths[index]))
+        }
 
     def at(self, turn: int | None, leaves: Sequence[Any]) -> _Compared:
         """Returns what a turn compares. `leaves` are any of this plan's."""

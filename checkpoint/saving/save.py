@@ -40,7 +40,7 @@ from ..storage.local import fenced
 from ..storage.retries import until
 from .commit import SaveWork, broken_off, run_protocol
 from .incremental import SaveHistory
-from .item_files import report_json, write_files, write_json
+from .item_files import Progress, report_json, write_files, write_json
 from .pack_writer import write_snapshot
 from .plan import Plan
 from .plan_mismatch import check_json, check_own_names, check_shares
@@ -78,7 +78,7 @@ class SnapshotWork(SaveWork):
                 raise
             raise fenced(f"{save.root.where}/{save.claim}") from error
 
-    def _write_items(self, progress: Callable[[int], None]) -> dict[str, ItemReport]:
+    def _write_items(self, progress: Progress) -> dict[str, ItemReport]:
         save = self._save
         process = self._process
         reports = {}
@@ -101,7 +101,7 @@ class SnapshotWork(SaveWork):
                 reports[name] = write_files(place, process, staged, progress)
         return reports
 
-    def _progress(self) -> Callable[[int], None]:
+    def _progress(self) -> Progress:
         """Returns what is called with the bytes of each piece that is out."""
         save = self._save
         listener = save.root.options.progress
@@ -326,7 +326,7 @@ class StepSaver:
         if isinstance(error, SaveCancelled):
             return
         group = self.root.group
-        self.state.statistics.add(saves_failed=1, saves_missed=int(missed))
+        self.state.statistics.add(saves_failed=1, saves_missed=missed)
         trouble = str(error)
         if missed:
             trouble = f"{self.state.misses.text}; the next save tries again: {error}"
@@ -344,7 +344,7 @@ class StepSaver:
             saves=1,
             save_s=took_s,
             save_bytes=save.total_bytes,
-            replicas_differed=int(bool(result.drift)),
+            replicas_differed=bool(result.drift),
         )
         after = result.after
         if after.steps is not None:

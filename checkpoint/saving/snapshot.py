@@ -243,7 +243,7 @@ class Snapshot:
     def written_in_place(self, pack: int) -> None:
         """Notes that these are out. May be called again."""
         with self._lock:
-            was_awaited = self._in_place.pop(pack, 0) > 0
+            was_awaited = self._in_place.pop(pack, 0)
         if was_awaited:
             self._one_done()
 

@@ -155,8 +155,8 @@ def parse_writer(data: bytes, writer_id: str) -> Writer:
     """Reads a claim; one that cannot be read is that of an unknown writer."""
     try:
         claim = {"launched_ms": 0} | json.loads(data)  # of an earlier version without it
-        usual: dict[str, Any] = {each.name: each.default for each in fields(Writer)[1:]}
-        told = {name: type(default)(claim[name]) for name, default in usual.items()}
+        usual: Any = fields(Writer)[1:]
+        told = {each.name: type(each.default)(claim[each.name]) for each in usual}
         return Writer(writer_id, **told)
     except MALFORMED:
         # Cut off by a crash, perhaps: the claim stands all the same, and its lock says who lives.

@@ -133,7 +133,9 @@ def left_among(
     """Returns which of these steps, with the names of their folders, were left behind. It reads of
     those that a mark names. Raises as `identify`.
     """
-    marked = {each for mark in marks for each in mark.steps.items() if each[0] in folders}
+    marked = {
+        (step, mark.steps[step]) for mark in marks for step in mark.steps.keys() & folders.keys()
+    }
     # What a record does not say is no reason to pass its step over: a restore says what is wrong.
     saves = _saves_of(storage, {step: folders[step] for step, _ in marked}, identify)
     return {step for step, _ in saves.items() & marked}
@@ -193,25 +195,21 @@ def prune_marks(storage: Storage, marks: Collection[Mark], left_behind: Collecti
             _log.warning("old marks of %s could not be deleted yet: %s", storage.root, error)
 
 
-def goes_on_from(marks: Iterable[Mark], step: int, save: str) -> int:
+def goes_on_from(marks: Collection[Mark], step: int, save: str) -> int:
     """Returns the step above which those are new that come after this one: itself, or where it was
     left behind the base of the branch that left it, of several the lowest.
 
     `save` is the id of the step's save; "" for one that is known by its number alone.
     """
-    marks = list(marks)
     seen: set[tuple[int, str]] = set()
     found = [(step, save)]
-    lowest = step
     while found:
         at = found.pop()
-        if at in seen:
-            continue
-        seen.add(at)
-        lowest = min(lowest, at[0])
-        found += [
-            (mark.base, mark.base_save)
-            for mark in marks
-            if at[0] in mark.steps and (not at[1] or mark.steps[at[0]] == at[1])
-        ]
-    return lowest
+        if at not in seen:
+            seen.add(at)
+            found += [
+                (mark.base, mark.base_save)
+                for mark in marks
+                if at[0] in mark.steps and (not at[1] or mark.steps[at[0]] == at[1])
+            ]
+    return min(seen)[0]

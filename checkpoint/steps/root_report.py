@@ -34,7 +34,7 @@ def root_report(path: str, index: StepIndex, local: Mapping[int, HostCopies]) ->
     left_behind = index.left_behind()
     best = index.best_by_metric().items()
     # What was left behind may have higher numbers, and is not the newest.
-    line = sorted({*(step for step in steps if step not in left_behind), *local})
+    line = sorted(steps.keys() - left_behind | local.keys())
     shown = [*sorted(left_behind & {*steps} - {*line}), *line][-MOST_STEPS:]
     described: list[dict[str, Any]] = []
     for step in sorted(shown):
