@@ -7,7 +7,7 @@ kernel's "Memory Resource Controller" (v1) and "Control Group v2".
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
@@ -64,15 +64,7 @@ def _cgroup_levels(read: Read, swap_bytes: int) -> Iterator[MemoryLevel]:
     for folder in place.folders(read):
         usage = (_usage_v1 if place.is_v1 else _usage_v2)(read, folder)
         if usage is not None:
-            swap = min(swap_bytes, usage.swap_bytes)
-            yield MemoryLevel(
-                place.name_of(folder),
-                usage.limit_bytes,
-                max(0, usage.left_bytes + usage.clean_bytes),
-                max(0, usage.left_bytes + usage.file_bytes + swap),
-                folder=folder,
-                lazy_bytes=usage.lazy_bytes,
-            )
+            yield usage.level(place.name_of(folder), folder, swap_bytes)
 
 
 def find_cgroup_folders(read: Read) -> list[str]:
@@ -164,26 +156,43 @@ def _place_in(mount: _Mount, path: str) -> _Place:
 # --- what a cgroup says
 
 
+# Pages on the kernel's lists of file pages, those of these that are dirty, and all cached pages
+# with those of memory that has a name, which are on other lists.
+_STAT_V1 = ("inactive_file", "active_file", "dirty", "writeback", "cache", "shmem")
+_STAT_V2 = ("inactive_file", "active_file", "file_dirty", "file_writeback", "file", "shmem")
+
+
 class _Usage(NamedTuple):
     limit_bytes: int
-    left_bytes: int  # less than none where more is used
-    clean_bytes: int  # of file pages
-    file_bytes: int  # of file pages, clean or not
+    used_bytes: int
     swap_bytes: int  # that may still be swapped out
-    lazy_bytes: int  # on the kernel's lists of file pages, and of no file
+    file_pages: Sequence[int]  # bytes, as _STAT_V2 names them
+
+    def level(self, name: str, folder: str, swap_bytes: int) -> MemoryLevel:
+        """Returns the level of a cgroup on a machine with so much free swap."""
+        inactive, active, dirty, writeback, cached, shared = self.file_pages
+        listed = inactive + active
+        left = self.limit_bytes - self.used_bytes  # less than none where more is used
+        return MemoryLevel(
+            name,
+            self.limit_bytes,
+            max(0, left + max(0, listed - dirty - writeback)),
+            max(0, left + listed + min(swap_bytes, self.swap_bytes)),
+            folder=folder,
+            lazy_bytes=max(0, listed - (cached - shared)),
+        )
 
 
 def _usage_v2(read: Read, folder: str) -> _Usage | None:
-    bounds = [_number(read(f"{folder}/{name}")) for name in ("memory.max", "memory.high")]
-    limit = min((bound for bound in bounds if bound is not None), default=None)
+    limit = min(_number(read(f"{folder}/{name}")) for name in ("memory.max", "memory.high"))
     in_use = _number(read(f"{folder}/memory.current"))
-    if limit is None or in_use is None:
+    if UNLIMITED_BYTES in (limit, in_use):
         return None
     stat = _numbers(read(f"{folder}/memory.stat"))
     most_swap = _number(read(f"{folder}/memory.swap.max"))
-    swapped = _number(read(f"{folder}/memory.swap.current")) or 0
-    swap = UNLIMITED_BYTES if most_swap is None else max(0, most_swap - swapped)
-    return _usage(limit, in_use, stat, prefix="", dirty=("file_dirty", "file_writeback"), swap=swap)
+    swapped = _number(read(f"{folder}/memory.swap.current"), missing=0)
+    swap = max(0, most_swap - swapped)
+    return _Usage(limit, in_use, swap, [stat.get(name, 0) for name in _STAT_V2])
 
 
 def _usage_v1(read: Read, folder: str) -> _Usage | None:
@@ -192,41 +201,21 @@ def _usage_v1(read: Read, folder: str) -> _Usage | None:
     stat = _numbers(read(f"{folder}/memory.stat"))
     # It knows of groups above that are not seen from a container.
     above = stat.get("hierarchical_memory_limit", UNLIMITED_BYTES)
-    limit = min(UNLIMITED_BYTES if own is None else own, above)
-    if limit >= UNLIMITED_BYTES or in_use is None:
+    limit = min(own, above)
+    if max(limit, in_use) >= UNLIMITED_BYTES:
         return None
     both_limit = _number(read(f"{folder}/memory.memsw.limit_in_bytes"))
-    both_used = _number(read(f"{folder}/memory.memsw.usage_in_bytes"))
-    swap = UNLIMITED_BYTES
-    if both_limit is not None and both_used is not None:
-        swap = max(0, both_limit - limit - (both_used - in_use))
-    dirty = ("total_dirty", "total_writeback")
-    return _usage(limit, in_use, stat, prefix="total_", dirty=dirty, swap=swap)
+    both_used = _number(read(f"{folder}/memory.memsw.usage_in_bytes"), missing=0)
+    swap = max(0, both_limit - limit - (both_used - in_use))
+    return _Usage(limit, in_use, swap, [stat.get(f"total_{name}", 0) for name in _STAT_V1])
 
 
-def _usage(
-    limit: int,
-    in_use: int,
-    stat: Mapping[str, int],
-    *,
-    prefix: str,
-    dirty: tuple[str, ...],
-    swap: int,
-) -> _Usage:
-    file_bytes = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
-    clean_bytes = max(0, file_bytes - sum(stat.get(name, 0) for name in dirty))
-    # Without pages of memory that has a name, which are on other lists.
-    cached_bytes = stat.get(f"{prefix}cache", stat.get("file", 0)) - stat.get(f"{prefix}shmem", 0)
-    lazy_bytes = max(0, file_bytes - cached_bytes)
-    return _Usage(limit, limit - in_use, clean_bytes, file_bytes, swap, lazy_bytes=lazy_bytes)
-
-
-def _number(text: str | None) -> int | None:
-    """Returns a number that bounds; None for "max", an absurd one, or none."""
+def _number(text: str | None, *, missing: int = UNLIMITED_BYTES) -> int:
+    """Returns a number that bounds, UNLIMITED_BYTES for an absurd one; `missing` for "max" or
+    none.
+    """
     text = (text or "").strip()
-    if not text.isdecimal() or int(text) >= UNLIMITED_BYTES:
-        return None
-    return int(text)
+    return min(int(text), UNLIMITED_BYTES) if text.isdecimal() else missing
 
 
 def _numbers(text: str | None, *, unit_bytes: int = 1) -> dict[str, int]:
