@@ -52,18 +52,10 @@ _AS_BYTES = (
 )
 
 
-def _resolve(name: str) -> Dtype | None:
-    extension = getattr(ml_dtypes, name, None)
-    if extension is None and name not in np.sctypeDict:
-        return None
-    dtype: Dtype = np.dtype(extension or name)
-    return dtype
-
-
-_BY_NAME = {
-    name: dtype
+_BY_NAME: dict[str, Dtype] = {
+    name: np.dtype(getattr(ml_dtypes, name, name))
     for name in (*SAFETENSORS_NAMES, *_AS_BYTES)
-    if (dtype := _resolve(name)) is not None
+    if hasattr(ml_dtypes, name) or name in np.sctypeDict
 }
 
 

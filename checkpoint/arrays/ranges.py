@@ -120,15 +120,14 @@ def _fits_by_extremes(array: HostArray, dtype: Dtype) -> bool:
         return True
     if "c" in (source.kind, dtype.kind) or dtype.kind == "b":
         return False
-    if is_whole(source):
-        known = _bounds(source)
-        if not is_whole(dtype):
-            return _floats_hold(np.array(known, np.float64), dtype)
-        least, most = _bounds(dtype)
-        if least <= known[0] and known[1] <= most:
-            return True
+    if is_whole(source) and _holds_between(np.array(_bounds(source)), dtype):
+        return True
     readable = _readable(array)
-    extremes = np.array([readable.min(), readable.max()])
+    return _holds_between(np.array([readable.min(), readable.max()]), dtype)
+
+
+def _holds_between(extremes: HostArray, dtype: Dtype) -> bool:
+    """Says whether a dtype has everything between two numbers."""
     if not is_whole(dtype):
         return _floats_hold(extremes, dtype)
     least, most = _bounds(dtype)
@@ -171,8 +170,11 @@ def _misfits(array: HostArray, dtype: Dtype) -> HostArray:
     array = _readable(array)
     if dtype.kind == "b":
         return np.asarray((array != 0) & (array != 1))
-    if is_whole(dtype):
-        return _outside(array, *_bounds(dtype))
+    return _outside(array, *_bounds(dtype)) if is_whole(dtype) else _lost(array, dtype)
+
+
+def _lost(array: HostArray, dtype: Dtype) -> HostArray:
+    """Returns which numbers of an array floats of a dtype do not have, nor near ones."""
     held = _readable(_cast(array, dtype))
     with np.errstate(all="ignore"):
         has_sign = (held == 0) | (np.signbit(held) == (array < 0))

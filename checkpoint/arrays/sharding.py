@@ -22,8 +22,15 @@ from ..errors import UnsupportedLeaf, leaf_at
 MEMORY_KIND = "memory_kind"  # the member of a description whose array is in no default memory
 AXIS_TYPES = "axis_types"  # of the mesh, where not all are Auto
 REDUCED = "reduced"  # the mesh axes over which an array is the sum of what is to come
-_AUTO = AxisType.Auto.name
-_NAMED = {"axes", "sizes", "devices", "spec"}
+# Of what each member of a named sharding is a list.
+_MEMBERS = {
+    "axes": str,
+    "sizes": int,
+    "devices": int,
+    "spec": list,
+    AXIS_TYPES: str,
+    REDUCED: str,
+}
 
 
 def show_sharding(description: Any) -> str:
@@ -31,8 +38,9 @@ def show_sharding(description: Any) -> str:
     if description is None:
         return "local"
     if MEMORY_KIND in description:
-        rest = {name: value for name, value in description.items() if name != MEMORY_KIND}
-        return f"{show_sharding(rest)} in {description[MEMORY_KIND]}"
+        rest = dict(description)
+        kind = rest.pop(MEMORY_KIND)
+        return f"{show_sharding(rest)} in {kind}"
     if "device" in description:
         return f"device {description['device']}"
     if "spec" not in description:
@@ -160,7 +168,7 @@ def _describe(sharding: Sharding, rank: int) -> dict[str, Any]:
             "spec": [[text[name] for name in axes_of(entry)] for entry in spec],
         }
         axis_types = [axis_type.name for axis_type in mesh.axis_types]
-        if any(name != _AUTO for name in axis_types):
+        if set(axis_types) - {AxisType.Auto.name}:
             description[AXIS_TYPES] = axis_types
         reduced = [text[name] for name in mesh.axis_names if name in sharding.spec.reduced]
         if reduced:
@@ -183,23 +191,23 @@ def _is_plain(description: dict[str, Any]) -> bool:
 
 def _is_named(description: dict[str, Any]) -> bool:
     """Says whether this describes a mesh, and a spec of its axes."""
-    if description.keys() - {AXIS_TYPES, REDUCED} != _NAMED:
-        return False
-    axes = description["axes"]
-    sizes = description["sizes"]
-    spec = description["spec"]
-    if not _are(str, axes) or not _are(int, sizes) or not _are(int, description["devices"]):
-        return False
-    if not _are(list, spec) or not all(_are(str, entry) for entry in spec):
-        return False
-    axis_types = description.get(AXIS_TYPES, [_AUTO] * len(axes))
-    reduced = description.get(REDUCED, [])
-    if not _are(str, axis_types) or not _are(str, reduced):
-        return False
-    used = [axis for entry in spec for axis in entry] + reduced
+    # Without types of its axes they are of one type: as many as there are axes.
+    members = {AXIS_TYPES: description.get("axes"), REDUCED: []} | description
     return (
-        len(set(axes)) == len(axes) == len(sizes) == len(axis_types)
-        and math.prod(sizes) == len(description["devices"])
+        members.keys() == _MEMBERS.keys()
+        and all(_are(kind, members[name]) for name, kind in _MEMBERS.items())
+        and all(_are(str, entry) for entry in members["spec"])
+        and _is_consistent(members)
+    )
+
+
+def _is_consistent(members: dict[str, Any]) -> bool:
+    """Says whether the members of a named sharding fit each other."""
+    axes = members["axes"]
+    used = [axis for entry in (*members["spec"], members[REDUCED]) for axis in entry]
+    return (
+        len(set(axes)) == len(axes) == len(members["sizes"]) == len(members[AXIS_TYPES])
+        and math.prod(members["sizes"]) == len(members["devices"])
         and len(set(used)) == len(used)
         and set(used) <= set(axes)
     )
@@ -214,8 +222,8 @@ def parse_sharding(description: Any) -> Any:
     if description is None:
         return None
     if isinstance(description, dict):
-        rest = {name: value for name, value in description.items() if name != MEMORY_KIND}
-        has_kind = type(description.get(MEMORY_KIND, "")) is str
+        rest = dict(description)
+        has_kind = type(rest.pop(MEMORY_KIND, "")) is str
         if has_kind and (_is_plain(rest) or _is_named(rest)):
             return description
     raise ValueError("a sharding is not one that holdfast writes")
