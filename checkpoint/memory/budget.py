@@ -64,50 +64,37 @@ class FreeMemory:
 
     nbytes: int
     level: MemoryLevel | None = None
-    sharers: int = 1
 
 
 def divide(levels: Iterable[MemoryLevel], sharers: Sharers) -> FreeMemory:
     """Returns the smallest of a process's parts of what is free at each level. Pure."""
     parts = [
-        FreeMemory(
-            (level.free_bytes - level.free_bytes // SPARE_SHARE) // sharers.of(level),
-            level,
-            sharers.of(level),
-        )
+        FreeMemory((level.free_bytes - level.free_bytes // SPARE_SHARE) // sharers.of(level), level)
         for level in levels
     ]
     return min(parts, key=lambda part: part.nbytes, default=FreeMemory(UNLIMITED_BYTES))
 
 
 class MemoryUse:
-    """Counts the bytes that this process holds for saves and restores. Thread-safe."""
+    """Counts the bytes that this process holds for saves and restores: `held_bytes` now, and
+    `peak_bytes` at a time at most. Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a collection of garbage may give within any of its calls
-        self._held_bytes = 0
-        self._peak_bytes = 0
-
-    @property
-    def held_bytes(self) -> int:
-        """What it holds now."""
-        return self._held_bytes
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that it has held at a time."""
-        return self._peak_bytes
+        self.held_bytes = 0
+        self.peak_bytes = 0
 
     def take(self, nbytes: int) -> None:
         """Counts bytes that are held from now on."""
         with self._lock:
-            self._held_bytes += nbytes
-            self._peak_bytes = max(self._peak_bytes, self._held_bytes)
+            self.held_bytes += nbytes
+            self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
     def give(self, nbytes: int) -> None:
         """Counts bytes that are held no more."""
         with self._lock:
-            self._held_bytes -= nbytes
+            self.held_bytes -= nbytes
 
     @contextlib.contextmanager
     def account(self) -> Iterator[HeldBytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from ..errors import NotEnoughMemory
 
@@ -77,19 +78,16 @@ def find_shortage(of_all: Sequence[MemoryNeed]) -> Shortage | None:
 
     Each has looked at it before any of them takes memory: the most that one has seen counts.
     """
-    sharers: dict[str, list[int]] = {}
-    seen: dict[str, SeenLevel] = {}
+    shared: dict[str, list[tuple[int, SeenLevel]]] = {}
     for process, need in enumerate(of_all):
         for level in need.levels:
-            sharers.setdefault(level.key, []).append(process)
-            known = seen.get(level.key)
-            if known is None or level.most_bytes > known.most_bytes:
-                seen[level.key] = level
-    for key, level in seen.items():
-        total = sum(of_all[process].nbytes for process in sharers[key])
+            shared.setdefault(level.key, []).append((process, level))
+    for seen in shared.values():
+        level = max((level for _, level in seen), key=attrgetter("most_bytes"))
+        total = sum(of_all[process].nbytes for process, _ in seen)
         if total > level.most_bytes:
-            most = max(sharers[key], key=lambda process: of_all[process].nbytes)
-            return Shortage(most, of_all[most], level, len(sharers[key]), total_bytes=total)
+            most = max((process for process, _ in seen), key=lambda each: of_all[each].nbytes)
+            return Shortage(most, of_all[most], level, len(seen), total_bytes=total)
     return None
 
 

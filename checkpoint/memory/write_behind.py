@@ -47,7 +47,6 @@ class WriteBehind:
         self._starts = starts or self._limit_bytes is not None
         self._dirty_bytes = 0
         self._under_way: collections.deque[tuple[int, int]] = collections.deque()
-        self._under_way_bytes = 0
 
     def wrote(self, offset: int, nbytes: int) -> None:
         """Notes bytes that were written at an offset; may wait until earlier ones are out.
@@ -59,15 +58,14 @@ class WriteBehind:
             return
         begin = offset + nbytes - self._dirty_bytes
         _sync_range(self._file, begin, self._dirty_bytes, _WRITE)
-        self._under_way.append((begin, self._dirty_bytes))
-        self._under_way_bytes += self._dirty_bytes
+        if self._limit_bytes is not None:
+            self._under_way.append((begin, self._dirty_bytes))
+            self._wait_for_room(self._limit_bytes)
         self._dirty_bytes = 0
-        if self._limit_bytes is None:
-            self._under_way.clear()
-            return
-        while self._under_way_bytes > self._limit_bytes:
+
+    def _wait_for_room(self, limit_bytes: int) -> None:
+        while sum(size for _, size in self._under_way) > limit_bytes:
             begin, size = self._under_way.popleft()
-            self._under_way_bytes -= size
             failed = _sync_range(self._file, begin, size, _WAIT_BEFORE | _WRITE | _WAIT_AFTER)
             # This wait has taken the error, which fsync would tell otherwise.
             if failed and failed not in _NOT_SUCH:
