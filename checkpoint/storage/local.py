@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ from .base import (
 _log = logging.getLogger(__name__)
 IOV_MAX = 1000  # buffers in one vectored call; Linux allows 1,024
 FOLDER_TRIES = 16
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 # After these errors of link() and rename() nothing was done. After others (EIO, ESTALE, ETIMEDOUT)
 # the name may exist.
 REFUSALS = {
@@ -141,12 +142,6 @@ class LocalStorage:
         file = in_folder(path, lambda: create_file(path), self.folder_mode)
         try:
             self._set_mode(file)
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise OSError(
-                    errno.EEXIST,
-                    "a pipe or a device of that name is there; expected a file or none",
-                    str(path),
-                )
             # The kernel begins to write while the next part is made: fsync has less to wait for.
             write_parts(file, path, parts, starts=True)
             made = os.fstat(file).st_size
@@ -180,7 +175,7 @@ class LocalStorage:
                 return self._kept.read(self.path, offset, buffers)
         file = open_to_read(self.path / name)
         try:
-            return sum(_transfer(os.preadv, file, buffers, offset))
+            return _transfer(os.preadv, file, buffers, offset)
         finally:
             os.close(file)
 
@@ -208,24 +203,15 @@ class LocalStorage:
             return file.read(size)
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
-        name_in_claim = f"{claim}/{uuid.uuid4().hex}.record"
-        with _refusing(lambda error: True), self._fenced_if_gone(claim):
+        with _refusing(), self._fenced_if_gone(claim):
             path = self._to_change(name)
-            source = self._to_change(name_in_claim)
-            file = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            try:
-                with _naming(path):
-                    self._set_mode(file)
-                    write_all(file, [memoryview(data)], 0)
-                    os.fsync(file)
-                made = os.fstat(file)
-            finally:
-                os.close(file)
+            source = self._to_change(f"{claim}/{uuid.uuid4().hex}.record")
+            made = self._written(source, data, path)
         try:
             # Before the link, of which some errors say nothing: without its folder none was tried.
-            with _refusing(lambda error: True), self._fenced_if_gone(claim):
+            with _refusing(), self._fenced_if_gone(claim):
                 in_folder(path, lambda: None, self.folder_mode)
-            with _refusing(lambda error: error.errno in REFUSALS), self._fenced_if_gone(claim):
+            with _refusing(REFUSALS), self._fenced_if_gone(claim):
                 in_folder(
                     path, lambda: self._publish(source, path, made, replace), self.folder_mode
                 )
@@ -233,6 +219,18 @@ class LocalStorage:
             with contextlib.suppress(OSError):  # it goes with its claim
                 os.unlink(source)
         sync_folder(path.parent)
+
+    def _written(self, source: Path, data: bytes, path: Path) -> os.stat_result:
+        """Writes a new file that is to become `path`, durably; returns its status."""
+        file = os.open(source, _NEW_FILE, 0o666)
+        try:
+            with _naming(path):
+                self._set_mode(file)
+                write_all(file, [memoryview(data)], 0)
+                os.fsync(file)
+            return os.fstat(file)
+        finally:
+            os.close(file)
 
     def _publish(self, source: Path, path: Path, made: os.stat_result, replace: bool) -> None:
         taken = NameTaken(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -245,10 +243,12 @@ class LocalStorage:
                 os.link(source, path)
         except OSError as error:
             standing = _status(path)
+            if standing is None:
+                raise
             # An NFS client may lose the first answer, and see EEXIST or ENOENT of its own doing.
-            if standing is not None and os.path.samestat(standing, made):
+            if os.path.samestat(standing, made):
                 return
-            if standing is not None and isinstance(error, FileExistsError):
+            if isinstance(error, FileExistsError):
                 raise taken from None
             raise
 
@@ -321,7 +321,7 @@ class _KeptFile(threading.local):
         if self._file is None:
             self._file = open_to_read(root / self.name)
         try:
-            return sum(_transfer(os.preadv, self._file, buffers, offset))
+            return _transfer(os.preadv, self._file, buffers, offset)
         except OSError as error:
             self._close()
             if error.errno == errno.ESTALE:
@@ -379,13 +379,13 @@ def create_file(path: Path) -> int:
     """
     for _ in range(FOLDER_TRIES):
         try:
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            return os.open(path, _NEW_FILE, 0o666)
         except FileExistsError:
             with contextlib.suppress(FileNotFoundError):
                 if not stat.S_ISREG(os.lstat(path).st_mode):  # a link, a pipe: nobody's to replace
                     raise
                 os.unlink(path)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    return os.open(path, _NEW_FILE, 0o666)
 
 
 def is_gone(path: Path) -> bool:
@@ -448,14 +448,14 @@ def _no_file(path: Path) -> Corrupt:
 
 
 @contextlib.contextmanager
-def _refusing(certain: Callable[[OSError], bool]) -> Iterator[None]:
-    """Raises NotCommitted for an OSError that is a refusal for certain."""
+def _refusing(numbers: Container[int | None] | None = None) -> Iterator[None]:
+    """Raises NotCommitted for an OSError that is a refusal: of these numbers, or any."""
     try:
         yield
     except (NotCommitted, FileExistsError):
         raise
     except OSError as error:
-        if not certain(error):
+        if numbers is not None and error.errno not in numbers:
             raise
         raise NotCommitted(error.errno, error.strerror, error.filename) from error
 
@@ -470,7 +470,7 @@ def fenced(claim: str) -> Fenced:
 
 def write_all(file: int, buffers: Sequence[memoryview], offset: int) -> int:
     total = sum(buffer.nbytes for buffer in buffers)
-    done = sum(_transfer(os.pwritev, file, buffers, offset))
+    done = _transfer(os.pwritev, file, buffers, offset)
     if done != total:
         raise OSError(errno.EIO, f"only {done} of {total} bytes were written")
     return total
@@ -484,34 +484,30 @@ def write_parts(file: int, path: Path, parts: Iterable[Part], *, starts: bool) -
             behind.wrote(offset, write_all(file, buffers, offset))
 
 
-def _as_bytes(buffer: memoryview) -> memoryview:
-    is_bytes = buffer.ndim == 1 and buffer.format == "B"
-    return buffer if is_bytes else buffer.cast("B")
-
-
 def _transfer(
     call: Callable[[int, Sequence[memoryview], int], int],
     file: int,
     buffers: Sequence[memoryview],
     offset: int,
-) -> Iterator[int]:
+) -> int:
     """Makes vectored calls until all buffers are done or one moves nothing.
 
-    Yields the bytes that each call moved.
+    Returns how many bytes they moved.
     """
-    pending = [_as_bytes(buffer) for buffer in buffers if buffer.nbytes]
+    pending = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
     start = 0
+    done = 0
     while start < len(pending):
-        moved = call(file, pending[start : start + IOV_MAX], offset)
+        moved = call(file, pending[start : start + IOV_MAX], offset + done)
         if moved == 0:
-            return
-        yield moved
-        offset += moved
+            break
+        done += moved
         while start < len(pending) and moved >= pending[start].nbytes:
             moved -= pending[start].nbytes
             start += 1
         if moved:
             pending[start] = pending[start][moved:]
+    return done
 
 
 def make_folders(folder: Path, mode: int | None, *, syncs: bool = True) -> None:

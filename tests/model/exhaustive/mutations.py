@@ -165,7 +165,7 @@ MUTATIONS = (
     Mutation(
         "a record is not fsynced",
         module=LOCAL,
-        function="LocalStorage.commit",
+        function="LocalStorage._written",
         text="os.fsync(file)",
         instead="pass",
         found_in="two writers of one step, in a folder",
