@@ -73,7 +73,7 @@ class BucketStorage(ObjectStorage):
     ) -> None:
         super().__init__(url, single_writer=single_writer)
         self._patience = patience or Patience()
-        self._scheme, bucket, self._prefix, query = split_url(url)
+        self._scheme, bucket, _, query = split_url(url)
         try:
             self._store, self._streams = _opened(self._scheme, bucket, query)
         except Exception as error:
@@ -143,17 +143,13 @@ class BucketStorage(ObjectStorage):
         # would leave the last of them alone with the network.
         wanted = min(-(-size // PART_BYTES), PARTS_OF_ONE_FILE)
         with self._sent.taken(HELD_BYTES, wanted * HELD_BYTES) as taken:
-            at_once = max(1, taken // HELD_BYTES)
-            if size <= PART_BYTES:
-                self.put(name, joined(name, size, parts))
-                return
             coming = iter(parts)
             first = next(coming, (-1, ()))
             parts = itertools.chain([first], coming)
-            if first[0] != 0:
+            if size <= PART_BYTES or first[0] != 0:
                 self.put(name, joined(name, size, parts))
             else:
-                self._stream(_Upload(name, size, parts, at_once))
+                self._stream(_Upload(name, size, parts, max(1, taken // HELD_BYTES)))
 
     def _stream(self, upload: _Upload) -> None:
         # obstore tries a part again in its own time. At the deadline nobody waits for it: the
@@ -239,11 +235,8 @@ class BucketStorage(ObjectStorage):
         except OSError as error:
             if error.errno == errno.ENOTSUP:
                 return _Found(self._tried(name, lambda: _cut_out(self._store, key, start, stop)))
-            if error.errno != errno.EIO:
-                raise
             # An empty object has no range, nor has one that ends before `start`.
-            size = self.size(name)
-            if size <= start:
+            if error.errno == errno.EIO and (size := self.size(name)) <= start:
                 return _Found(b"", size)
             raise
         return found
@@ -261,16 +254,10 @@ class BucketStorage(ObjectStorage):
 
     def _entries(self, folder: str, *, recursive: bool) -> list[Entry]:
         prefix = (self._prefix + folder) or None
-        if recursive:
-            found = self._tried(folder, lambda: _listed(self._store, prefix))
-            folders: Sequence[str] = ()
-        else:
-            answer = self._ask("list_with_delimiter", folder, prefix)
-            found = answer["objects"]
-            folders = answer["common_prefixes"]
+        found = self._tried(folder, lambda: _listed(self._store, prefix, recursive=recursive))
         skip = len(self._prefix)
-        entries = [Entry(f"{path[skip:]}/", 0) for path in folders]
-        for meta in found:
+        entries = [Entry(f"{path[skip:]}/", 0) for path in found["common_prefixes"]]
+        for meta in found["objects"]:
             modified_s = meta["last_modified"].timestamp()
             entries.append(Entry(meta["path"][skip:], meta["size"], modified_s))
         return sorted(entries, key=lambda entry: entry.name)
@@ -464,10 +451,14 @@ async def _asked(store: Any, key: str, options: Any = None) -> _Found:
     return _Found(await answer.bytes_async(), answer.meta["size"], answer.meta["e_tag"])
 
 
-async def _listed(store: Any, prefix: str | None) -> Any:
+async def _listed(store: Any, prefix: str | None, *, recursive: bool) -> Any:
+    """Returns what is below a prefix, as obstore's listings with a delimiter have it."""
     import obstore
 
-    return await obstore.list(store, prefix=prefix).collect_async()
+    if not recursive:
+        return await obstore.list_with_delimiter_async(store, prefix)
+    objects = await obstore.list(store, prefix=prefix).collect_async()
+    return {"objects": objects, "common_prefixes": ()}
 
 
 async def _cut_out(store: Any, key: str, start: int, stop: int) -> bytes:
@@ -576,9 +567,8 @@ def _profile_credentials(settings: dict[str, str]) -> Any:
         os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
         os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"),
     ]
-    if not any(os.path.exists(os.path.expanduser(file)) for file in files):
-        return None
-    if importlib.util.find_spec("boto3") is None:
+    has_file = any(os.path.exists(os.path.expanduser(file)) for file in files)
+    if not has_file or importlib.util.find_spec("boto3") is None:
         return None
     from obstore.auth.boto3 import Boto3CredentialProvider
 

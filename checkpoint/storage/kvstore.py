@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import errno
 from collections.abc import Sequence
 from functools import cache
@@ -31,7 +32,7 @@ class KvStoreStorage(ObjectStorage):
 
     def __init__(self, url: str, *, single_writer: bool = False) -> None:
         super().__init__(url, single_writer=single_writer)
-        spec, self._prefix = kvstore_spec(url)
+        spec = kvstore_spec(url)
         self._kv = _opened(url, spec)
         # What the first try refuses was not written. A later one says nothing of those before.
         self._kv_once = self._kv
@@ -50,13 +51,9 @@ class KvStoreStorage(ObjectStorage):
         while self._range(name, high - 1, high):
             low = high
             high = 2 * high
-        while high - low > 1:  # `low` bytes are there, `high` are not
-            middle = (low + high) // 2
-            if self._range(name, middle - 1, middle):
-                low = middle
-            else:
-                high = middle
-        return low
+        return low + bisect.bisect_left(
+            range(low, high), True, key=lambda at: not self._range(name, at, at + 1)
+        )
 
     def delete(self, names: Sequence[str]) -> None:
         files = [name for name in names if not name.endswith("/")]
@@ -127,15 +124,15 @@ class KvStoreStorage(ObjectStorage):
         return b""
 
 
-def kvstore_spec(url: str) -> tuple[dict[str, Any], str]:
-    """Returns tensorstore's spec of a whole bucket, and what every key of the URL begins with."""
-    scheme, bucket, prefix, query = split_url(url)
+def kvstore_spec(url: str) -> dict[str, Any]:
+    """Returns tensorstore's spec of the whole bucket of a URL."""
+    scheme, bucket, _, query = split_url(url)
     spec: dict[str, Any] = dict(parse_qsl(query))
     if scheme == "memory":
         spec |= {"driver": "memory"}
     else:
         spec |= {"driver": {"gs": "gcs"}.get(scheme, scheme), "bucket": bucket}
-    return spec, prefix
+    return spec
 
 
 def _opened(url: str, spec: dict[str, Any]) -> Any:

@@ -69,7 +69,7 @@ class ObjectStorage:
     def __init__(self, url: str, *, single_writer: bool = False) -> None:
         self.root = url.split("?", 1)[0].rstrip("/")
         self.single_writer = single_writer
-        scheme, bucket, _, query = split_url(url)
+        scheme, bucket, self._prefix, query = split_url(url)
         self.bucket = f"{scheme}://{bucket}?{query}"
 
     @property
@@ -138,8 +138,8 @@ class ObjectStorage:
         folder = folder.strip("/")
         entries = self._entries(f"{folder}/" if folder else "", recursive=recursive)
         suspects = [entry.name for entry in entries if _may_be_tombstone(entry)]
-        are_tombstones = run_side_by_side(self._is_tombstone, suspects, self.max_concurrency)
-        hidden = set(itertools.compress(suspects, are_tombstones))
+        answers = run_side_by_side(self._is_tombstone, suspects, self.max_concurrency)
+        hidden = set(itertools.compress(suspects, answers))
         shown = [entry for entry in entries if entry.name not in hidden]
         if not names_only:
             return shown
@@ -169,16 +169,15 @@ class ObjectStorage:
                 if is_unclear:
                     raise
                 raise NotCommitted(error.errno, error.strerror, error.filename) from error
-            if standing == data:
-                self._take_back_if_swept(name, data, claim)
-                return
-            is_written = self.put(name, data, generation)
+            is_written = standing == data or self.put(name, data, generation)
             if is_written:
                 self._take_back_if_swept(name, data, claim)
                 return
             is_unclear = is_unclear or is_written is None
-        lost = (errno.EAGAIN, f"lost the race for it {COMMIT_TRIES} times", f"{self.root}/{name}")
-        raise OSError(*lost) if is_unclear else NotCommitted(*lost)
+        kind = OSError if is_unclear else NotCommitted
+        raise kind(
+            errno.EAGAIN, f"lost the race for it {COMMIT_TRIES} times", f"{self.root}/{name}"
+        )
 
     def _before_commit(
         self, name: str, data: bytes, claim: str, replace: bool

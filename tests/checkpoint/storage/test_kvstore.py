@@ -10,6 +10,7 @@ import pytest
 from holdfast.checkpoint import CheckpointError
 from holdfast.checkpoint.storage.base import Entry
 from holdfast.checkpoint.storage.kvstore import HEAD_BYTES, KvStoreStorage, kvstore_spec
+from holdfast.checkpoint.storage.object import split_url
 
 
 @pytest.mark.parametrize("size", [0, 1, HEAD_BYTES - 1, HEAD_BYTES, 3 * HEAD_BYTES + 17])
@@ -36,7 +37,9 @@ def test_entries_have_no_size_and_no_time() -> None:
 def test_a_url_is_a_spec_of_tensorstore() -> None:
     """What follows a question mark is part of it; one that tensorstore does not take is refused."""
     spec = {"driver": "gcs", "bucket": "bucket", "user_project": "mine"}
-    assert kvstore_spec("gs://bucket/a/b?user_project=mine") == (spec, "a/b/")
-    assert kvstore_spec("gs://bucket/a#b/c%20d?user_project=mine") == (spec, "a#b/c%20d/")
+    assert kvstore_spec("gs://bucket/a/b?user_project=mine") == spec
+    assert kvstore_spec("gs://bucket/a#b/c%20d?user_project=mine") == spec
+    assert split_url("gs://bucket/a/b?user_project=mine")[2] == "a/b/"
+    assert split_url("gs://bucket/a#b/c%20d?user_project=mine")[2] == "a#b/c%20d/"
     with pytest.raises(CheckpointError, match=r"cannot open gs://bucket/a\?no_such=1: .*no_such"):
         KvStoreStorage("gs://bucket/a?no_such=1")
