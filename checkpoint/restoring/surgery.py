@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ..arrays.dtypes import Dtype, can_store, name_of
@@ -63,13 +63,15 @@ _FIXED_KINDS = ("key", "unreadable")
 class NewLeaf:
     """A leaf of the new tree.
 
-    `view` makes it; None for a Python value. `origins` are the stored leaves that it is made of.
+    `view` makes it; None for a Python value. `origins` are the stored leaves that it is made of,
+    and the first of the leaves before the rules was at `place` among them.
     """
 
     path: str
     record: LeafRecord
     view: View | None
     origins: tuple[str, ...]
+    place: int
 
     @property
     def name(self) -> str:
@@ -116,16 +118,15 @@ def operate(item: ItemRecord, reader: ArrayReader, rules: Rules) -> tuple[ItemRe
     that match no leaf, the same leaf twice, or do not fit their leaves; ValueError for what are no
     rules.
     """
-    leaves = [_stored(leaf) for leaf in item.leaves]
+    leaves = [_stored(leaf, index) for index, leaf in enumerate(item.leaves)]
     if not isinstance(rules, Mapping | Sequence):
         raise _no_rules(rules)
     for mapping in [rules] if isinstance(rules, Mapping) else rules:
         leaves = _Operation(item.name, mapping).run(leaves)
     tree, ordered = _tree_of(item, leaves)
     views = {leaf.path: leaf.view for leaf in ordered if leaf.view is not None}
-    # `leaves` are in the order of what they are made of, and keep their views in the tree's.
-    paths = {id(leaf.view): leaf.path for leaf in ordered}
-    order = [paths[id(leaf.view)] for leaf in leaves if leaf.view is not None]
+    by_place = sorted(ordered, key=attrgetter("place"))  # in the order of what they are made of
+    order = [leaf.path for leaf in by_place if leaf.view is not None]
     records = tuple(_record(leaf) for leaf in ordered)
     statics = item.statics if tree is item.tree else {}
     new = ItemRecord(item.name, item.kind, item.files, tree, records, statics=statics)
@@ -144,19 +145,16 @@ class _Operation:
     def run(self, leaves: Sequence[NewLeaf]) -> list[NewLeaf]:
         """Returns the leaves after it; each is where the first that it is made of was."""
         matched = self._match(leaves)
-        place = {leaf.path: index for index, leaf in enumerate(leaves)}
         touched = {found.leaf.path for each in matched.values() for found in each}
-        results = [(place[leaf.path], leaf) for leaf in leaves if leaf.path not in touched]
+        new = [leaf for leaf in leaves if leaf.path not in touched]
         for pattern, steps in self._rules.items():
             if isinstance(steps, Add):
-                results.append((len(place), self._added(pattern, steps)))
-                continue
-            for sources, leaf in self._apply(pattern, steps, matched[pattern]):
-                results.append((min(place[each.leaf.path] for each in sources), leaf))
-        results.sort(key=itemgetter(0))
-        new = list(map(itemgetter(1), results))
+                new.append(self._added(pattern, steps, len(leaves)))
+            else:
+                new += self._apply(pattern, steps, matched[pattern])
+        new.sort(key=attrgetter("place"))
         self._check_names(new)
-        return new
+        return [replace(leaf, place=index) for index, leaf in enumerate(new)]
 
     def _match(self, leaves: Sequence[NewLeaf]) -> dict[str, list[Matched]]:
         matched: dict[str, list[Matched]] = {}
@@ -192,7 +190,7 @@ class _Operation:
             )
         return matched
 
-    def _added(self, name: str, rule: Add) -> NewLeaf:
+    def _added(self, name: str, rule: Add, place: int) -> NewLeaf:
         try:
             view = Given.of(rule.value)
         except (TypeError, ValueError) as error:
@@ -200,16 +198,12 @@ class _Operation:
             raise TypeError(f"{what}: expected what numpy makes an array of: {error}") from None
         _check_storable(name, view.dtype)
         path = _path(name)
-        return NewLeaf(path, LeafRecord(path, "array"), view, (f"Add({name!r})",))
+        return NewLeaf(path, LeafRecord(path, "array"), view, (f"Add({name!r})",), place)
 
-    def _apply(
-        self, pattern: str, steps: Steps, matched: Sequence[Matched]
-    ) -> Iterator[tuple[Sequence[Matched], NewLeaf]]:
-        """Yields the results of a rule, with the leaves that each is made of."""
-        is_gentle = steps.naming is None or isinstance(steps.naming, Rename | Drop)
-        for found in matched:
-            if found.leaf.is_fixed and not (is_gentle and not steps.before and not steps.after):
-                leaf = found.leaf
+    def _apply(self, pattern: str, steps: Steps, matched: Sequence[Matched]) -> Iterator[NewLeaf]:
+        """Yields the results of a rule."""
+        for leaf, _ in matched:
+            if leaf.is_fixed and not steps.is_gentle:
                 self._refuse(
                     f"the rule {pattern!r} touches the leaf {leaf.name!r}, which is"
                     f" {_what(leaf)}: it can be renamed and dropped, and nothing else",
@@ -218,10 +212,9 @@ class _Operation:
                     found=_what(leaf),
                 )
         try:
-            shaped = [Matched(_shaped(found.leaf, steps.before), found.match) for found in matched]
-            before = {id(new.leaf): old for new, old in zip(shaped, matched, strict=True)}
-            for sources, leaf in _named(steps.naming, shaped):
-                yield [before[id(each.leaf)] for each in sources], _shaped(leaf, steps.after)
+            shaped = [Matched(_shaped(leaf, steps.before), match) for leaf, match in matched]
+            for leaf in _named(steps.naming, shaped):
+                yield _shaped(leaf, steps.after)
         except _Misfit as error:
             self._refuse(
                 f"the rule {pattern!r} does not fit the leaf {error.leaf.name!r}: {error.text}",
@@ -264,9 +257,9 @@ def _no_rules(found: Any) -> TypeError:
     )
 
 
-def _stored(leaf: LeafRecord) -> NewLeaf:
+def _stored(leaf: LeafRecord, place: int) -> NewLeaf:
     view = None if leaf.grid is None else SavedArray.of(leaf)
-    return NewLeaf(leaf.path, leaf, view, (plain_name(leaf.path),))
+    return NewLeaf(leaf.path, leaf, view, (plain_name(leaf.path),), place)
 
 
 def _what(leaf: NewLeaf) -> str:
@@ -318,30 +311,28 @@ def _check_storable(name: str, dtype: Dtype) -> None:
         )
 
 
-def _named(
-    rule: NameRule | None, matched: Sequence[Matched]
-) -> Iterator[tuple[Sequence[Matched], NewLeaf]]:
-    """Yields the results of the rule that names them, with the leaves that each is made of."""
+def _named(rule: NameRule | None, matched: Sequence[Matched]) -> Iterator[NewLeaf]:
+    """Yields the results of the rule that names them."""
     match rule:
         case None:
-            yield from (([found], found.leaf) for found in matched)
+            yield from (found.leaf for found in matched)
         case Drop():
             return
         case Rename(to):
             for found in matched:
-                yield [found], replace(found.leaf, path=_path(found.name_of(to)))
+                yield replace(found.leaf, path=_path(found.name_of(to)))
         case Stack(to):
             for name, sources in _by_name(matched, to).items():
-                yield sources, _stacked(name, sources, rule)
+                yield _stacked(name, sources, rule)
         case Fuse(to):
             for name, sources in _by_name(matched, to).items():
-                yield sources, _fused(name, sources, rule)
+                yield _fused(name, sources, rule)
         case Unstack():
             for found in matched:
-                yield from (([found], leaf) for leaf in _unstacked(found, rule))
+                yield from _unstacked(found, rule)
         case Split():
             for found in matched:
-                yield from (([found], leaf) for leaf in _divided(found, rule))
+                yield from _divided(found, rule)
 
 
 def _by_name(matched: Sequence[Matched], template: str) -> dict[str, list[Matched]]:
@@ -406,27 +397,28 @@ def _joined(name: str, leaves: Sequence[NewLeaf], axis: int, *, is_stack: bool) 
             Joined.of([views[0], views[-1]], axis)
         except ValueError as error:
             raise _Misfit(leaf, f"{error}, the shape or dtype of {first.name!r}") from None
-    origins = tuple(origin for leaf in leaves for origin in leaf.origins)
-    return NewLeaf(_path(name), _changed(first.record), Joined.of(views, axis), origins)
+    return NewLeaf(
+        _path(name),
+        _changed(first.record),
+        Joined.of(views, axis),
+        tuple(origin for leaf in leaves for origin in leaf.origins),
+        place=min(leaf.place for leaf in leaves),
+    )
 
 
 def _unstacked(found: Matched, rule: Unstack) -> Iterator[NewLeaf]:
     leaf = found.leaf
-    view = leaf.view
-    assert view is not None
-    axis = _axis(leaf, rule.axis)
+    view, axis = _along(leaf, rule.axis)
     name = found.name_of(rule.to)
     for index in range(view.shape[axis]):
-        path = _path(_placed(name, "{index}", str(index), found))
+        path = _path_of(name, "{index}", str(index), found)
         entry = Squeezed.of(Sliced.of(view, axis, index, 1), axis)
-        yield NewLeaf(path, _changed(leaf.record), entry, leaf.origins)
+        yield replace(leaf, path=path, record=_changed(leaf.record), view=entry)
 
 
 def _divided(found: Matched, rule: Split) -> Iterator[NewLeaf]:
     leaf = found.leaf
-    view = leaf.view
-    assert view is not None
-    axis = _axis(leaf, rule.axis)
+    view, axis = _along(leaf, rule.axis)
     whole = view.shape[axis]
     sizes = rule.names
     if not isinstance(sizes, Mapping):
@@ -439,26 +431,29 @@ def _divided(found: Matched, rule: Split) -> Iterator[NewLeaf]:
     template = found.name_of(rule.to)
     first = 0
     for name, size in sizes.items():
-        path = _path(_placed(template, "{name}", name, found))
-        yield NewLeaf(path, _changed(leaf.record), Sliced.of(view, axis, first, size), leaf.origins)
+        path = _path_of(template, "{name}", name, found)
+        part = Sliced.of(view, axis, first, size)
+        yield replace(leaf, path=path, record=_changed(leaf.record), view=part)
         first += size
 
 
-def _axis(leaf: NewLeaf, axis: int) -> int:
+def _along(leaf: NewLeaf, axis: int) -> tuple[View, int]:
+    """Returns the view of a leaf, and the number of its axis from 0 on."""
     assert leaf.view is not None
     try:
-        return axis_of(leaf.view.shape, axis)
+        return leaf.view, axis_of(leaf.view.shape, axis)
     except ValueError as error:
         raise _Misfit(leaf, str(error)) from None
 
 
-def _placed(name: str, where: str, value: str, found: Matched) -> str:
+def _path_of(name: str, where: str, value: str, found: Matched) -> str:
+    """Returns the path of one of several results."""
     if where not in name:
         raise ValueError(
             f"rules={{{found.match.re.pattern!r}: ...}}: its results would all be called {name!r};"
             f" expected {where} in `to`"
         )
-    return name.replace(where, value)
+    return _path(name.replace(where, value))
 
 
 def _changed(record: LeafRecord) -> LeafRecord:

@@ -208,6 +208,11 @@ class Steps:
     naming: NameRule | None = None
     after: tuple[ShapeRule, ...] = ()
 
+    @property
+    def is_gentle(self) -> bool:
+        """Says whether they rename or drop, and do nothing else."""
+        return not (self.before or self.after) and isinstance(self.naming, Rename | Drop | None)
+
 
 def steps_of(pattern: str, given: Rule | Sequence[Rule]) -> Steps | Add:
     """Returns the right side of a pattern; raises TypeError or ValueError for what is none."""
