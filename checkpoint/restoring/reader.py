@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import itertools
 import logging
 import math
 import threading
@@ -209,16 +210,7 @@ class ItemReader:
     def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
         """Gives every request its array: see ArrayReader."""
         chunks = self._chunks_of(reads)
-        # A small chunk that is all of a request is read where the array then stays.
-        brought = {
-            id(chunk.reads[0])
-            for chunks_of_file in chunks.values()
-            for chunk in chunks_of_file
-            if chunk.is_whole and chunk.is_small
-        }
-        for read in reads:
-            if id(read) not in brought:
-                read.lie_in(self._allocate(read, allocate))
+        self._lay_out(reads, itertools.chain.from_iterable(chunks.values()), allocate)
 
         def place_of(group: Sequence[ChunkRead], ranges: int) -> Destination:
             return _Together(group, allocate) if group[0].is_small else _Apart(group[0], ranges)
@@ -226,6 +218,17 @@ class ItemReader:
         plans = list(self._plans(chunks, place_of))
         self._before_reading(plans)
         run_side_by_side(self._read, plans, self._storage.max_concurrency)
+
+    def _lay_out(
+        self, reads: Iterable[ReadRequest], chunks: Iterable[ChunkRead], allocate: Allocate
+    ) -> None:
+        """Gives the requests their memory. But a small chunk that is all of a request is read
+        where the array then stays.
+        """
+        brought = {id(chunk.reads[0]) for chunk in chunks if chunk.is_whole and chunk.is_small}
+        for read in reads:
+            if id(read) not in brought:
+                read.lie_in(self._allocate(read, allocate))
 
     def _plans(
         self,
@@ -239,13 +242,12 @@ class ItemReader:
         """
         for file in sorted(chunks):
             for group in _groups(sorted(chunks[file], key=_position)):
-                start, stop = _checked_range(group)
-                is_divided = group[0].entry.checksum.prefixes and not self.on_disk
-                step_bytes = self.step_bytes if is_divided else max(1, stop - start)
-                starts = range(start, stop, step_bytes)
-                place = place_of(group, len(starts))
-                for begin in starts:
-                    yield RangePlan(file, begin, min(begin + step_bytes, stop), group, place)
+                ranges = [_checked_range(group)]
+                if group[0].entry.checksum.prefixes and not self.on_disk:
+                    ranges = list(self._steps(*ranges[0]))
+                place = place_of(group, len(ranges))
+                for start, stop in ranges:
+                    yield RangePlan(file, start, stop, group, place)
 
     def _before_reading(self, plans: list[RangePlan]) -> None:
         """Takes notice of what will be read; a reader that shares its bytes changes the order."""
@@ -381,13 +383,12 @@ class ItemReader:
     def chunk_read(self, leaf: LeafRecord, index: int, file: int) -> ChunkRead:
         """Returns one chunk, having checked that the pack describes it as the record does."""
         shape = self._shape(leaf, index)
-        entry = self._headers[file].get(leaf.path + shape.suffix)
+        name = leaf.path + shape.suffix
+        entry = self._headers[file].get(name)
         if entry is None:
-            name = leaf.path + shape.suffix
             report = self._item.files[file]
             raise self._corrupt(report, f"the chunk {name!r} is not in this pack", leaf.path)
         if (entry.dtype, entry.shape, entry.nbytes) != shape.expected:
-            name = leaf.path + shape.suffix
             dtype, sizes, _ = shape.expected
             raise self._hostile(
                 self._item.files[file],
@@ -503,7 +504,7 @@ class ItemReader:
         if not file.head:
             self._check_size(file, found)
 
-    def _check_size(self, file: FileReport, found: int | None = None) -> None:
+    def _check_size(self, file: FileReport, found: int | None) -> None:
         """Raises Corrupt where the file has not the size that the record says.
 
         `found` is the size, where the store has told it.
@@ -808,12 +809,11 @@ def _straight(chunk: ChunkRead) -> HostArray | None:
 def _offset_in(region: Region, whole: Region) -> int | None:
     """Returns at which item of an array of another region a region lies in one stretch, or None."""
     split = False
+    offset = 0
     for (start, stop), (first, last) in zip(region, whole, strict=True):
         if start < first or stop > last or (split and (start, stop) != (first, last)):
             return None
         split = split or stop - start > 1
-    offset = 0
-    for (start, _), (first, last) in zip(region, whole, strict=True):
         offset = offset * (last - first) + start - first
     return offset
 

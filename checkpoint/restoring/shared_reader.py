@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,10 +45,10 @@ class _Held:
     error: Exception | None = None
     given_bytes: int = 0
 
-    def bring(self, read: Callable[[], memoryview]) -> None:
+    def bring(self, read: Callable[[int], memoryview], block: int) -> None:
         """Reads it; what the store raises is kept for all that wait for it."""
         try:
-            self.data = read()
+            self.data = read(block)
         except Exception as error:
             self.error = error
 
@@ -115,7 +114,7 @@ class HeldBlocks:
             self._memory.add(nbytes)
         try:
             if not self._is_closed:
-                held.bring(lambda: self._read(block))
+                held.bring(self._read, block)
         finally:
             with self._lock:
                 # `close` may have dropped it just now.
@@ -153,26 +152,19 @@ class HeldBlocks:
 
 
 class _Asking(threading.local):
-    """Whether this thread may ask peers now, and which have given it bytes."""
+    """Which peers have given this thread bytes; None as long as it may ask none. A header is no
+    one's block: only `_read` asks peers.
+    """
 
-    def __init__(self) -> None:
-        # A header is no one's block: only `_read` asks peers.
-        self.is_allowed = False
-        self.givers: set[int] = set()
+    givers: set[int] | None = None
 
-    @contextlib.contextmanager
-    def allowed(self) -> Iterator[None]:
+    def begin(self) -> None:
         """Lets the thread ask peers."""
-        self.is_allowed = True
         self.givers = set()
-        try:
-            yield
-        finally:
-            self.end()
 
     def end(self) -> None:
         """Has the thread ask peers no more."""
-        self.is_allowed = False
+        self.givers = None
 
 
 class SharedReader(ItemReader):
@@ -297,12 +289,15 @@ class SharedReader(ItemReader):
     # --- for this process
 
     def _read(self, plan: RangePlan) -> None:
-        with self._asking.allowed():
+        self._asking.begin()
+        try:
             super()._read(plan)
+        finally:
+            self._asking.end()
 
     def _distrust(self, file: FileReport) -> bool:
         """Has this thread read from the store what a peer has sent damaged."""
-        if not (self._asking.is_allowed and self._asking.givers):
+        if not self._asking.givers:
             return False
         self._peers.note(peer_damaged=1)
         for rank in self._asking.givers:
@@ -315,7 +310,7 @@ class SharedReader(ItemReader):
     ) -> tuple[int, int | None]:
         stop = min(offset + sum(buffer.nbytes for buffer in buffers), file.size)
         touched = self._blocks.within(self._numbers[file.name], offset, stop)
-        if not self._asking.is_allowed or not any(block in self._plan for block in touched):
+        if self._asking.givers is None or not any(block in self._plan for block in touched):
             return self._from_store(file, offset, buffers), None
         got = 0
         for block in touched:
@@ -366,6 +361,8 @@ class SharedReader(ItemReader):
     ) -> int | None:
         """Fills the pieces from another process; None where it is slow, dead or dropped them."""
         trust = self._peers.trust
+        givers = self._asking.givers
+        assert givers is not None
         wanted = sum(piece.nbytes for piece in pieces)
         for _ in self._waits():
             if not trust.may_ask(rank):
@@ -380,7 +377,7 @@ class SharedReader(ItemReader):
                 return None
             if got == wanted:
                 trust.note_bytes(rank)
-                self._asking.givers.add(rank)
+                givers.add(rank)
                 self._peers.note(peer_bytes=wanted)
                 return got
             if got is not None:
@@ -394,7 +391,7 @@ class SharedReader(ItemReader):
         this process was stopped in it.
         """
         number = 0
-        while number < math.ceil(self._peers.trust.patience_s / PENDING_S):
+        while number * PENDING_S < self._peers.trust.patience_s:
             yield number
             number += 1
 

@@ -178,17 +178,13 @@ def _servers(demands: Sequence[Demand]) -> set[int]:
 
 def _segments(demands: Sequence[Demand]) -> Iterator[tuple[int, int, list[int]]]:
     """Yields the stretches of blocks that the same processes need, and these."""
-    begins: dict[int, list[int]] = {}
-    ends: dict[int, list[int]] = {}
+    turning = collections.defaultdict[int, set[int]](set)  # who begins or ends to need, by where
     for rank, need in enumerate(demands):
-        for first, last in need.runs:
-            begins.setdefault(first, []).append(rank)
-            ends.setdefault(last, []).append(rank)
+        for cut in itertools.chain.from_iterable(need.runs):
+            turning[cut].add(rank)
     users: set[int] = set()
-    cuts = sorted({*begins, *ends})
-    for first, last in itertools.pairwise(cuts):
-        users.difference_update(ends.get(first, ()))
-        users.update(begins.get(first, ()))
+    for first, last in itertools.pairwise(sorted(turning)):
+        users ^= turning[first]
         yield first, last, sorted(users)
 
 
