@@ -166,17 +166,13 @@ def request_as_saved(leaf: LeafRecord, *, on_devices: bool) -> LeafRequest:
 
 
 def _check_is_there(leaf: LeafRecord) -> None:
-    if leaf.refusal and leaf.kind == "unreadable":
-        raise TreeMismatch(
-            leaf.refusal, leaf=leaf.path, expected="a dtype of numpy's", found=leaf.impl
-        )
+    expected = "this process's copy"
+    found = "copies of other processes"
+    if leaf.kind == "unreadable":
+        expected = "a dtype of numpy's"
+        found = leaf.impl
     if leaf.refusal:
-        raise TreeMismatch(
-            leaf.refusal,
-            leaf=leaf.path,
-            expected="this process's copy",
-            found="copies of other processes",
-        )
+        raise TreeMismatch(leaf.refusal, leaf=leaf.path, expected=expected, found=found)
 
 
 def _check_width(leaf: LeafRecord, dtype: Dtype) -> None:
@@ -224,12 +220,11 @@ def match_leaves(
             misfits.append(error)
     if not misfits:
         return requests
-    first = misfits[0]
-    others = len(misfits) - 1
+    first, *others = misfits
     if not others:
         raise first
-    verb = "does" if others == 1 else "do"
-    message = f"{first}; {others} more of {len(leaves)} leaves {verb} not fit"
+    verb = "does" if len(others) == 1 else "do"
+    message = f"{first}; {len(others)} more of {len(leaves)} leaves {verb} not fit"
     raise TreeMismatch(message, leaf=first.leaf, expected=first.expected, found=first.found)
 
 

@@ -261,10 +261,7 @@ def _read(
         held_for_others=0 if options.peers is None else options.peers.hold_bytes,
     )
     options.before_reading(room.need_of(placed))
-    foresee(
-        reader,
-        (read for each in placed for read in _reads_of(each.request, each.placement)),
-    )
+    foresee(reader, (read for each in placed for read in _reads_of(each)))
     values: list[Any] = []
     before: list[jax.Array] = []
     with USE.account() as held:
@@ -294,7 +291,7 @@ def _any_copies(requests: Sequence[LeafRequest]) -> bool:
 
 
 def _read_wave(reader: ArrayReader, placed: Sequence[Placed]) -> list[Any]:
-    reads = [_reads_of(request, placement) for request, placement, *_ in placed]
+    reads = list(map(_reads_of, placed))
     reader.fill(list(itertools.chain.from_iterable(reads)), allocate)
     return _assemble(placed, reads)
 
@@ -315,30 +312,27 @@ def _placement_of(
     return placements[key]
 
 
-def _reads_of(request: LeafRequest, placement: DevicePlacement | None) -> list[ReadRequest]:
-    leaf = request.leaf
+def _reads_of(placed: Placed) -> list[ReadRequest]:
+    leaf = placed.request.leaf
     if leaf.grid is None:
         return []
-    if placement is None:
+    if placed.placement is None:
         return [ReadRequest(leaf, tuple((0, size) for size in leaf.shape))]
-    return [ReadRequest(leaf, region) for region in placement.regions]
+    return [ReadRequest(leaf, region) for region in placed.placement.regions]
 
 
 def _assemble(placed: Sequence[Placed], reads: Sequence[list[ReadRequest]]) -> list[Any]:
-    values = [
-        _value_of(request, placement, parts)
-        for (request, placement, *_), parts in zip(placed, reads, strict=True)
-    ]
+    values = list(map(_value_of, placed, reads))
     anywhere = [
         index
-        for index, (request, placement, *_) in enumerate(placed)
-        if placement is None and request.form == "jax"
+        for index, each in enumerate(placed)
+        if each.placement is None and each.request.form == "jax"
     ]
     # One call: each has its cost.
     arrays = jax.device_put([values[index] for index in anywhere])
     for index, array in zip(anywhere, arrays, strict=True):
         values[index] = array
-    return [_finished(request, value) for value, (request, *_) in zip(values, placed, strict=True)]
+    return [_finished(each.request, value) for value, each in zip(values, placed, strict=True)]
 
 
 def _finished(request: LeafRequest, value: Any) -> Any:
@@ -348,12 +342,11 @@ def _finished(request: LeafRequest, value: Any) -> Any:
     return as_weak(value) if request.weak else value
 
 
-def _value_of(
-    request: LeafRequest, placement: DevicePlacement | None, parts: Sequence[ReadRequest]
-) -> Any:
+def _value_of(placed: Placed, parts: Sequence[ReadRequest]) -> Any:
     """Returns the value of a request; what jax is to place anywhere is still the host's array."""
-    if placement is not None:
-        return placement.put(_regions(request, placement, parts))
+    request = placed.request
+    if placed.placement is not None:
+        return placed.placement.put(_regions(request, placed.placement, parts))
     value = _cast(parts[0], request) if parts else request.leaf.value
     if request.form == "value":
         return value.item() if isinstance(value, np.ndarray) else value
