@@ -50,6 +50,7 @@ LOOKS_FOR_CALM = 4
 LET_GO_S = 0.5  # for buffers that were sent: obstore lets go of them after the answer
 _TRIES_OF_A_PART = 10
 _TENSORSTORE_NAMES = (
+    ("bucket", "bucket"),
     ("default_region", "aws_region"),
     ("region", "aws_region"),
     ("endpoint", "endpoint"),
@@ -306,7 +307,7 @@ class BucketStorage(ObjectStorage):
     def kvstore(self, folder: str) -> dict[str, Any]:
         """Returns tensorstore's spec of a folder, with those settings that it has too."""
         settings = self._store.config
-        spec: dict[str, Any] = {"driver": "s3", "bucket": settings["bucket"]}
+        spec: dict[str, Any] = {"driver": "s3"}
         for ours, theirs in _TENSORSTORE_NAMES:
             if ours in settings:
                 spec[theirs] = settings[ours]

@@ -90,12 +90,6 @@ class ObjectStorage:
         """Returns what is in a folder ("" or a name that ends in `/`), tombstones too, sorted."""
         raise NotImplementedError
 
-    def size(self, name: str) -> int:
-        raise NotImplementedError
-
-    def delete(self, names: Sequence[str]) -> None:
-        raise NotImplementedError
-
     def get(self, name: str) -> tuple[bytes | None, bytes]:
         raise NotImplementedError
 

@@ -167,7 +167,7 @@ class ByteBudget:
         free_bytes: Callable[[], int] = lambda: UNLIMITED_BYTES,
     ) -> None:
         self._total_bytes = total_bytes
-        self._spare_bytes = spare_bytes
+        self._shared_bytes = total_bytes - spare_bytes
         self._free_bytes = free_bytes
         self._taken: dict[object, int] = {}  # by who has taken them
         self._waiting: list[Latch] = []
@@ -180,28 +180,27 @@ class ByteBudget:
         """
         taker = object()
         limit = self._limit_bytes(nbytes)
-        wanted = min(nbytes, limit)
         try:
-            while (latch := self._take(taker, wanted, min(most_bytes, limit), limit)) is not None:
+            while (latch := self._take(taker, nbytes, most_bytes, limit)) is not None:
                 latch.wait(LOOK_S)
             yield self._taken[taker]
         finally:
             self.give(taker)
 
     def _limit_bytes(self, nbytes: int) -> int:
-        limit = self._total_bytes - self._spare_bytes
         if nbytes < ASKED_BYTES:
-            return limit
+            return self._shared_bytes
         free = self._free_bytes() // 2
         with self._lock:
-            return min(limit, max(ASKED_BYTES, sum(self._taken.values()) + free))
+            return min(self._shared_bytes, max(ASKED_BYTES, sum(self._taken.values()) + free))
 
-    def _take(self, taker: object, wanted: int, most: int, limit: int) -> Latch | None:
+    def _take(self, taker: object, nbytes: int, most_bytes: int, limit: int) -> Latch | None:
         """Takes bytes, or returns what is set once others have given some."""
+        wanted = min(nbytes, limit)
         with self._lock:
             left = limit - sum(self._taken.values())
             if wanted <= left:
-                self._taken[taker] = max(wanted, min(most, left))
+                self._taken[taker] = max(wanted, min(most_bytes, left))
                 return None
             latch = Latch()
             self._waiting.append(latch)
@@ -211,8 +210,7 @@ class ByteBudget:
         """Takes bytes for `taker`, if they are free; else returns what is set once others have
         given some. More than there are at all are all of them.
         """
-        limit = self._total_bytes - self._spare_bytes
-        return self._take(taker, min(nbytes, limit), 0, limit)
+        return self._take(taker, nbytes, 0, self._shared_bytes)
 
     @property
     def is_waited_for(self) -> bool:
