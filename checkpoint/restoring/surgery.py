@@ -56,8 +56,6 @@ from .surgery_rules import (
 )
 from .view_reader import ViewReader
 
-_FIXED_KINDS = ("key", "unreadable")
-
 
 @dataclass(frozen=True, eq=False)
 class NewLeaf:
@@ -81,7 +79,8 @@ class NewLeaf:
     @property
     def is_fixed(self) -> bool:
         """Says whether the leaf can be renamed and dropped, and nothing else."""
-        return self.view is None or self.record.kind in _FIXED_KINDS or self.record.per_process
+        record = self.record
+        return self.view is None or record.kind in ("key", "unreadable") or record.per_process
 
 
 class Matched(NamedTuple):
@@ -354,17 +353,14 @@ def _stacked(name: str, sources: Sequence[Matched], rule: Stack) -> NewLeaf:
         places[int(text)] = found.leaf
     missing = sorted(set(range(len(places))) - places.keys())
     if missing:
+        numbers = listed(list(map(str, sorted(places))))
         raise _Misfit(
             sources[-1].leaf,
-            f"{name!r} is stacked of the places {_numbers(places)}; expected each from 0 on, and"
+            f"{name!r} is stacked of the places {numbers}; expected each from 0 on, and"
             f" {missing[0]} is missing",
         )
     ordered = [places[place] for place in range(len(places))]
     return _joined(name, ordered, rule.axis, is_stack=True)
-
-
-def _numbers(places: Mapping[int, Any]) -> str:
-    return listed([str(place) for place in sorted(places)])
 
 
 def _fused(name: str, sources: Sequence[Matched], rule: Fuse) -> NewLeaf:

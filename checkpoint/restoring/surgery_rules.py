@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 
@@ -193,9 +193,6 @@ Rule: TypeAlias = ShapeRule | NameRule | Add | str
 RuleSet: TypeAlias = Mapping[str, Rule | Sequence[Rule]]
 Rules: TypeAlias = RuleSet | Sequence[RuleSet]
 
-SHAPE_RULES = (Transpose, Cast, Reshape, Repeat)
-NAME_RULES = (Rename, Stack, Unstack, Fuse, Split, Drop)
-
 
 @dataclass(frozen=True)
 class Steps:
@@ -226,9 +223,9 @@ def steps_of(pattern: str, given: Rule | Sequence[Rule]) -> Steps | Add:
     after: list[ShapeRule] = []
     naming: list[NameRule] = []
     for rule in rules:
-        if isinstance(rule, NAME_RULES):
+        if isinstance(rule, NameRule):
             naming.append(rule)
-        elif isinstance(rule, SHAPE_RULES):
+        elif isinstance(rule, ShapeRule):
             (after if naming else before).append(rule)
         else:
             raise TypeError(
@@ -238,7 +235,7 @@ def steps_of(pattern: str, given: Rule | Sequence[Rule]) -> Steps | Add:
     if len(naming) > 1 or not rules:
         raise ValueError(
             f"rules={{{pattern!r}: ...}}: expected rules, of which at most one is"
-            f" {', '.join(kind.__name__ for kind in NAME_RULES)}, found {rules};"
+            f" {', '.join(kind.__name__ for kind in get_args(NameRule))}, found {rules};"
             " what follows on another goes into a second mapping: rules=[{...}, {...}]"
         )
     return Steps(tuple(before), next(iter(naming), None), tuple(after))
