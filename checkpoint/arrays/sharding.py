@@ -192,7 +192,7 @@ def _is_plain(description: dict[str, Any]) -> bool:
 def _is_named(description: dict[str, Any]) -> bool:
     """Says whether this describes a mesh, and a spec of its axes."""
     # Without types of its axes they are of one type: as many as there are axes.
-    members = {AXIS_TYPES: description.get("axes"), REDUCED: []} | description
+    members: dict[str, Any] = {AXIS_TYPES: description.get("axes"), REDUCED: []} | description
     return (
         members.keys() == _MEMBERS.keys()
         and all(_are(kind, members[name]) for name, kind in _MEMBERS.items())

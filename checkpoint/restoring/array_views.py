@@ -123,7 +123,7 @@ class Transposed(View):
     @classmethod
     def of(cls, view: View, axes: Sequence[int] | None) -> Transposed:
         rank = len(view.shape)
-        given = tuple(range(rank))[::-1] if axes is None else tuple(axes)
+        given = range(rank)[::-1] if axes is None else axes
         order = tuple(axis + rank if axis < 0 else axis for axis in given)
         if sorted(order) != list(range(rank)):
             raise ValueError(f"the axes {list(given)} are no order of its {rank} axes")
@@ -189,7 +189,7 @@ class Reshaped(ViewOfOne):
         size = math.prod(view.shape)
         given = tuple(shape)
         known = math.prod(each for each in given if each >= 0)
-        if sum(each < 0 for each in given) > 1 or min(given, default=0) < -1:
+        if given.count(-1) > 1 or min(given, default=0) < -1:
             raise ValueError(f"{list(given)} is no shape: expected sizes, of which one may be -1")
         if -1 in given and known:
             given = tuple(size // known if each < 0 else each for each in given)
@@ -291,7 +291,7 @@ class Expanded(ViewOfOne):
         return cls(shape, view.dtype, chunk, view, axis)
 
     def inner(self, region: Region) -> Region:
-        return (*region[: self.axis], *region[self.axis + 1 :])
+        return _with(region, self.axis)
 
     def make(self, region: Region, arrays: Arrays) -> HostArray:
         return np.expand_dims(super().make(region, arrays), self.axis)
@@ -373,9 +373,7 @@ class Squeezed(ViewOfOne):
     def of(cls, view: View, axis: int) -> Squeezed:
         axis = axis_of(view.shape, axis)
         assert view.shape[axis] == 1
-        shape = (*view.shape[:axis], *view.shape[axis + 1 :])
-        chunk = (*view.chunk[:axis], *view.chunk[axis + 1 :])
-        return cls(shape, view.dtype, chunk, view, axis)
+        return cls(_with(view.shape, axis), view.dtype, _with(view.chunk, axis), view, axis)
 
     def inner(self, region: Region) -> Region:
         return (*region[: self.axis], (0, 1), *region[self.axis :])
@@ -391,6 +389,6 @@ def axis_of(shape: Shape, axis: int) -> int:
     return axis % len(shape)
 
 
-def _with(sizes: tuple[Any, ...], axis: int, value: Any) -> tuple[Any, ...]:
-    """Returns sizes, or a region, with another value for one axis."""
-    return (*sizes[:axis], value, *sizes[axis + 1 :])
+def _with(sizes: tuple[Any, ...], axis: int, *values: Any) -> tuple[Any, ...]:
+    """Returns sizes, or a region, with another value for one axis, or without that axis."""
+    return (*sizes[:axis], *values, *sizes[axis + 1 :])

@@ -56,21 +56,29 @@ def leaves_of_process(item: ItemRecord, selection: PerProcessSelection) -> ItemR
 
 
 def _leaf_of_process(leaf: LeafRecord, selection: PerProcessSelection) -> LeafRecord:
-    count = len(leaf.value) if leaf.grid is None else leaf.shape[0]
-    shape = leaf.shape[1:]
-    refusal = ""
-    if selection.process >= count or selection.processes not in (None, count):
-        wanted = f"for each of {selection.processes} processes"
-        if selection.processes is None:
-            wanted = f"of process {selection.process}"
-        refusal = (
-            f"{leaf_at(leaf.path)} was kept per process and is there for {count} processes, not"
-            f" {wanted}; to take the copy of one of them, pass process=0 to {count - 1}; to leave"
-            " it out, a `partial` that says no to it"
+    refusal = _refusal(leaf, selection)
+    if leaf.grid is None:
+        return replace(
+            leaf, value=None if refusal else leaf.value[selection.process], refusal=refusal
         )
-    value = None if leaf.grid is not None or refusal else leaf.value[selection.process]
-    grid = None if leaf.grid is None else Grid(shape, shape, shape, leaf.grid.itemsize)
-    return replace(leaf, shape=shape, grid=grid, files=None, value=value, refusal=refusal)
+    shape = leaf.shape[1:]
+    grid = Grid(shape, shape, shape, leaf.grid.itemsize)
+    return replace(leaf, shape=shape, grid=grid, files=None, refusal=refusal)
+
+
+def _refusal(leaf: LeafRecord, selection: PerProcessSelection) -> str:
+    """Returns why a process has no copy of a leaf; "" where it has one."""
+    count = len(leaf.value) if leaf.grid is None else leaf.shape[0]
+    if selection.process < count and selection.processes in (None, count):
+        return ""
+    wanted = f"for each of {selection.processes} processes"
+    if selection.processes is None:
+        wanted = f"of process {selection.process}"
+    return (
+        f"{leaf_at(leaf.path)} was kept per process and is there for {count} processes, not"
+        f" {wanted}; to take the copy of one of them, pass process=0 to {count - 1}; to leave"
+        " it out, a `partial` that says no to it"
+    )
 
 
 def read_process(reader: ArrayReader, item: ItemRecord, process: int) -> ViewReader:

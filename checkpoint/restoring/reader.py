@@ -727,14 +727,12 @@ def _rows_of(
         yield region, list(reads)
         return
     row_bytes = math.prod(shape_of(region[axis + 1 :])) * itemsize
-    first, last = region[axis]
     stretches: list[tuple[int, int, list[ReadRequest]]] = []
     for read in sorted(reads, key=lambda read: read.region[axis]):
-        start = max(first, read.region[axis][0])
-        stop = min(last, read.region[axis][1])
+        start, stop = overlap(region, read.region)[axis]
         if stretches and (start - stretches[-1][1]) * row_bytes < 2 * PREFIX_BYTES:
-            before = stretches.pop()
-            stretches.append((before[0], max(before[1], stop), [*before[2], read]))
+            begin, end, users = stretches.pop()
+            stretches.append((begin, max(end, stop), [*users, read]))
         else:
             stretches.append((start, stop, [read]))
     for start, stop, users in stretches:

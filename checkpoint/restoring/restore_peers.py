@@ -95,10 +95,12 @@ class RestorePeers:
         demands: list[Demand] = [parsed(Demand, each) for each in told]
         for rank, each in enumerate(demands):
             if each.address and rank != self.index and rank not in self._peers:
-                secret = bytes.fromhex(each.secret)
-                peers = Peers({rank: each.address}, secret, timeout_s=SILENT_S, tls=self._tls)
-                self._peers[rank] = self._stack.enter_context(peers)
+                self._peers[rank] = self._stack.enter_context(self._peers_of(rank, each))
         return demands
+
+    def _peers_of(self, rank: int, need: Demand) -> Peers:
+        secret = bytes.fromhex(need.secret)
+        return Peers({rank: need.address}, secret, timeout_s=SILENT_S, tls=self._tls)
 
     def finish(self) -> None:
         """Blocks until all processes have what they need of an item; raises as `meet`."""

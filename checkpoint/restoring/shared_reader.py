@@ -179,14 +179,12 @@ class SharedReader(ItemReader):
     ) -> None:
         super().__init__(storage, step_dir, item)
         self._peers = peers
-        self._name = item.name
         self._blocks = Blocks([file.size for file in item.files], peers.count)
         self._numbers = {file.name: number for number, file in enumerate(item.files)}
-        self._lock = threading.Lock()
         self._plan: dict[int, SharedBlock] = {}
         self._held = HeldBlocks(self._read_block, self._blocks.size, peers.hold_bytes)
         self._asking = _Asking()
-        peers.serve(self._name, self)
+        peers.serve(item.name, self)
 
     # --- the plan
 
@@ -195,9 +193,8 @@ class SharedReader(ItemReader):
         needed = self._needed_in_time(reads)
         told = self._peers.meet(runs_of(needed))
         plan = plan_sharing(told, self._blocks, self._peers.worth_bytes)
-        with self._lock:
-            # What this process needs little of, it reads itself.
-            self._plan = {block: shared for block, shared in plan.items() if block in needed}
+        # What this process needs little of, it reads itself.
+        self._plan = {block: shared for block, shared in plan.items() if block in needed}
 
     def _needed_in_time(self, reads: Iterable[ReadRequest]) -> set[int]:
         """Returns the blocks that this process needs; none where the store does not bring the
@@ -248,7 +245,7 @@ class SharedReader(ItemReader):
     def finish(self) -> None:
         """Serves the others until all have what they need. Every process calls it, once."""
         self._peers.finish()
-        self._peers.serve(self._name, None)
+        self._peers.serve(self._item.name, None)
         self.close()
 
     # --- for others
@@ -257,8 +254,7 @@ class SharedReader(ItemReader):
         """Returns bytes of a block that others need too: see BlockSource."""
         if block >= self._blocks.count:
             return None
-        with self._lock:
-            shared = self._plan.get(block)
+        shared = self._plan.get(block)
         users = self._peers.count if shared is None else shared.users
         data = self._held.get(block, users)
         if data is None:
@@ -368,7 +364,7 @@ class SharedReader(ItemReader):
             if not trust.may_ask(rank):
                 return None
             try:
-                got = self._peers.read(rank, f"{self._name}/{block}", offset, pieces)
+                got = self._peers.read(rank, f"{self._item.name}/{block}", offset, pieces)
             except FileNotFoundError:
                 self._peers.note(peer_dropped=1)
                 return None

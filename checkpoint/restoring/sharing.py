@@ -229,20 +229,18 @@ class PeerTrust:
 
     def note_failure(self, rank: int, why: str) -> None:
         """Takes notice that a rank gave no answer in time."""
-        with self._lock:
-            self._failures[rank] += 1
-            if self._failures[rank] >= FAILURES:
-                self._drop(rank, why)
+        self._count(rank, self._failures, FAILURES, why)
 
     def note_damage(self, rank: int) -> None:
         """Takes notice of damaged bytes of a rank."""
-        with self._lock:
-            self._damages[rank] += 1
-            if self._damages[rank] >= DAMAGES:
-                self._drop(rank, "sent damaged bytes")
+        self._count(rank, self._damages, DAMAGES, "sent damaged bytes")
 
-    def _drop(self, rank: int, why: str) -> None:
-        if rank not in self._dropped:
-            _log.warning("this process asks rank %d for no more blocks: %s", rank, why)
-        self._dropped.add(rank)
-        self._reached.discard(rank)
+    def _count(self, rank: int, counts: collections.Counter[int], most: int, why: str) -> None:
+        with self._lock:
+            counts[rank] += 1
+            if counts[rank] < most:
+                return
+            if rank not in self._dropped:
+                _log.warning("this process asks rank %d for no more blocks: %s", rank, why)
+            self._dropped.add(rank)
+            self._reached.discard(rank)

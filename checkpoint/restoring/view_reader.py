@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -37,19 +38,16 @@ class Wanted(NamedTuple):
 class HeldChunks:
     """The whole chunks of a leaf that were read last, as one array."""
 
-    _key: tuple[str, Region] | None = None
-    _array: HostArray | None = None
+    _arrays: Mapping[tuple[str, Region], HostArray] = MappingProxyType({})
 
     def get(self, reader: ArrayReader, leaf: LeafRecord, region: Region) -> HostArray:
         """Returns whole chunks, held or read now in place of those before."""
         key = (leaf.path, region)
-        if self._key != key:
-            self._key = None
-            self._array = None
-            (self._array,) = _filled(reader, [ReadRequest(leaf, region)], fresh)
-            self._key = key
-        assert self._array is not None
-        return self._array
+        if key not in self._arrays:
+            self._arrays = {}
+            (array,) = _filled(reader, [ReadRequest(leaf, region)], fresh)
+            self._arrays = {key: array}
+        return self._arrays[key]
 
 
 def fresh(nbytes: int) -> HostArray:

@@ -63,15 +63,15 @@ class WaveRoom:
     def need_of(self, placed: Sequence[Placed]) -> MemoryNeed:
         """Returns what is needed for these: room for all values if they stay, else the largest."""
         levels = self.memory.seen_levels(self.total_bytes)
-        largest = max(placed, key=lambda each: each.wave_bytes, default=None)
-        if largest is None:
+        if not placed:
             return MemoryNeed(0, self.item.name, levels=levels)
+        largest = max(placed, key=lambda each: each.wave_bytes)
         leaf_bytes = largest.value_bytes if self.stays else largest.wave_bytes
         return MemoryNeed(
             sum(each.value_bytes for each in placed) if self.stays else leaf_bytes,
             self.item.name,
             sum(leaf.nbytes for leaf in self.item.leaves),
-            leaf=largest.request.leaf.path,
+            largest.request.leaf.path,
             leaf_bytes=leaf_bytes,
             stays=self.stays,
             levels=levels,
