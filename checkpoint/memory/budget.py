@@ -85,16 +85,11 @@ class MemoryUse:
         self.held_bytes = 0
         self.peak_bytes = 0
 
-    def take(self, nbytes: int) -> None:
-        """Counts bytes that are held from now on."""
+    def count(self, nbytes: int) -> None:
+        """Counts bytes that are held from now on; less than none are held no more."""
         with self._lock:
             self.held_bytes += nbytes
             self.peak_bytes = max(self.peak_bytes, self.held_bytes)
-
-    def give(self, nbytes: int) -> None:
-        """Counts bytes that are held no more."""
-        with self._lock:
-            self.held_bytes -= nbytes
 
     @contextlib.contextmanager
     def account(self) -> Iterator[HeldBytes]:
@@ -116,12 +111,11 @@ class HeldBytes:
     def add(self, nbytes: int) -> None:
         """Counts bytes that it holds from now on."""
         self.nbytes += nbytes
-        self._use.take(nbytes)
+        self._use.count(nbytes)
 
     def drop(self, nbytes: int) -> None:
         """Counts bytes that it holds no more."""
-        self.nbytes -= nbytes
-        self._use.give(nbytes)
+        self.add(-nbytes)
 
     def __del__(self) -> None:
         # A save that was interrupted leaves a snapshot that nobody releases.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 Read: TypeAlias = Callable[[str], str | None]
@@ -48,12 +48,12 @@ def find_levels(read: Read) -> list[MemoryLevel]:
     levels = list(_cgroup_levels(read, swap_bytes))
     if "MemAvailable" in machine:
         free = machine["MemAvailable"]
-        level = MemoryLevel("this machine", machine.get("MemTotal", free), free, free + swap_bytes)
+        total = machine.get("MemTotal", free)
+        lazy = UNLIMITED_BYTES
         if "Active(file)" in machine:
             listed = machine["Active(file)"] + machine["Inactive(file)"] + machine["Shmem"]
-            cached = machine["Cached"] + machine["Buffers"]
-            level = replace(level, lazy_bytes=max(0, listed - cached))
-        levels.append(level)
+            lazy = max(0, listed - machine["Cached"] - machine["Buffers"])
+        levels.append(MemoryLevel("this machine", total, free, free + swap_bytes, lazy_bytes=lazy))
     return levels
 
 

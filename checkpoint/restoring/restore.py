@@ -43,7 +43,7 @@ from .match import (
     request_as_saved,
 )
 from .per_process import PerProcessSelection, leaves_of_process, read_process
-from .reader import ArrayReader, ReadRequest, foresee
+from .reader import Allocate, ArrayReader, ReadRequest, foresee
 from .restore_peers import RestorePeers
 from .sharing import Reading
 from .surgery_rules import Rules
@@ -173,12 +173,9 @@ class VerifyReport:
     bytes: int
 
 
-def allocate(nbytes: int) -> HostArray:
-    """Returns 64-aligned memory, which jax on CPU takes without a copy.
-
-    It is used again when its arrays have died.
-    """
-    return POOL.take(nbytes)
+# Returns 64-aligned memory, which jax on CPU takes without a copy. It is used again when its arrays
+# have died.
+allocate: Allocate = POOL.take
 
 
 def restore_tree(
@@ -302,9 +299,9 @@ def _placement_of(
     if request.sharding is None:
         return None
     leaf = request.leaf
-    key = (request.sharding, leaf.shape, leaf.dtype if request.dtype is None else request.dtype)
+    dtype = request.dtype or leaf.numpy_dtype
+    key = (request.sharding, leaf.shape, dtype)
     if key not in placements:
-        dtype = request.dtype or leaf.numpy_dtype
         try:
             placements[key] = DevicePlacement(request.sharding, leaf.shape, dtype)
         except ValueError as error:

@@ -81,9 +81,8 @@ class HeldBlocks:
         """Drops every block, and what is still being read when it has come."""
         with self._lock:
             self._is_closed = True
-            for block, held in list(self._held.items()):
-                if held.data is not None:
-                    self._drop(block)
+        while self._drop_oldest():
+            pass
 
     def get(self, block: int, users: int) -> memoryview | None:
         """Returns a block, which is read if nobody has asked for it before; None where it was

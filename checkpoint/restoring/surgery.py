@@ -118,9 +118,7 @@ def operate(item: ItemRecord, reader: ArrayReader, rules: Rules) -> tuple[ItemRe
     rules.
     """
     leaves = [_stored(leaf, index) for index, leaf in enumerate(item.leaves)]
-    if not isinstance(rules, Mapping | Sequence):
-        raise _no_rules(rules)
-    for mapping in [rules] if isinstance(rules, Mapping) else rules:
+    for mapping in rules if isinstance(rules, Sequence) else [rules]:
         leaves = _Operation(item.name, mapping).run(leaves)
     tree, ordered = _tree_of(item, leaves)
     views = {leaf.path: leaf.view for leaf in ordered if leaf.view is not None}
@@ -138,7 +136,9 @@ class _Operation:
     def __init__(self, item: str, rules: RuleSet) -> None:
         self._item = item
         if not isinstance(rules, Mapping):
-            raise _no_rules(rules)
+            raise TypeError(
+                f"rules=: expected a mapping of patterns to rules, or several, found {rules!r}"
+            )
         self._rules = {pattern: steps_of(pattern, given) for pattern, given in rules.items()}
 
     def run(self, leaves: Sequence[NewLeaf]) -> list[NewLeaf]:
@@ -248,12 +248,6 @@ class _Misfit(Exception):
         super().__init__(text)
         self.leaf = leaf
         self.text = text
-
-
-def _no_rules(found: Any) -> TypeError:
-    return TypeError(
-        f"rules=: expected a mapping of patterns to rules, or several, found {found!r}"
-    )
 
 
 def _stored(leaf: LeafRecord, place: int) -> NewLeaf:

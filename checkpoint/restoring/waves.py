@@ -37,9 +37,9 @@ class Placed(NamedTuple):
         elements = math.prod(leaf.shape)
         if placement is not None:
             elements = placement.num_elements
-        itemsize = leaf.numpy_dtype.itemsize
-        value_itemsize = itemsize if request.dtype is None else request.dtype.itemsize
-        return cls(request, placement, elements * itemsize, elements * value_itemsize)
+        dtype = leaf.numpy_dtype
+        value_bytes = elements * (request.dtype or dtype).itemsize
+        return cls(request, placement, elements * dtype.itemsize, value_bytes)
 
     @property
     def wave_bytes(self) -> int:

@@ -56,9 +56,12 @@ class KvStoreStorage(ObjectStorage):
         )
 
     def delete(self, names: Sequence[str]) -> None:
-        files = [name for name in names if not name.endswith("/")]
-        pending = [self._kv.write(self._prefix + name, None) for name in files]
-        for name, future in zip(files, pending, strict=True):
+        pending = {
+            name: self._kv.write(self._prefix + name, None)
+            for name in names
+            if not name.endswith("/")
+        }
+        for name, future in pending.items():
             _done(future, name)
 
     def _entries(self, folder: str, *, recursive: bool) -> list[Entry]:

@@ -171,8 +171,9 @@ class LocalStorage:
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         if self._kept.name == name:
-            with contextlib.suppress(_GoneStale):
-                return self._kept.read(self.path, offset, buffers)
+            got = self._kept.read(self.path, offset, buffers)
+            if got is not None:
+                return got
         file = open_to_read(self.path / name)
         try:
             return _transfer(os.preadv, file, buffers, offset)
@@ -300,10 +301,6 @@ class LocalStorage:
                 sync_folder(folder)
 
 
-class _GoneStale(Exception):
-    """An open file is no longer there: a shared file system has deleted or replaced it."""
-
-
 class _KeptFile(threading.local):
     """The file that a thread reads from several times, opened by the first of these reads."""
 
@@ -315,8 +312,10 @@ class _KeptFile(threading.local):
         self._close()
         self.name = name
 
-    def read(self, root: Path, offset: int, buffers: Sequence[memoryview]) -> int:
-        """Does what a store's `read` does. Another try opens the file anew. Raises _GoneStale."""
+    def read(self, root: Path, offset: int, buffers: Sequence[memoryview]) -> int | None:
+        """Does what a store's `read` does; None where the open file is no longer there: a shared
+        file system has deleted or replaced it. Another try opens the file anew.
+        """
         assert self.name is not None
         if self._file is None:
             self._file = open_to_read(root / self.name)
@@ -325,7 +324,7 @@ class _KeptFile(threading.local):
         except OSError as error:
             self._close()
             if error.errno == errno.ESTALE:
-                raise _GoneStale from error
+                return None
             raise
 
     def _close(self) -> None:

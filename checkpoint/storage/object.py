@@ -99,10 +99,10 @@ class ObjectStorage:
         raise NotImplementedError
 
     def put_at_once(self, name: str, values: Sequence[bytes], generation: bytes) -> int:
-        def put(value: bytes) -> bool:
-            return bool(self.put(name, value, generation))
-
-        return sum(run_side_by_side(put, list(values), len(values)))
+        answers = run_side_by_side(
+            lambda value: self.put(name, value, generation), list(values), len(values)
+        )
+        return answers.count(True)
 
     # --- What all of them do alike
 

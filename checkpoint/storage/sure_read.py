@@ -29,10 +29,9 @@ def read_surely(storage: Readable, name: str, read: Callable[[], T]) -> T:
     for _ in range(READ_TRIES):
         try:
             return read()
-        except FileNotFoundError as error:
-            failure: OSError = error
         except OSError as error:
-            if error.errno != errno.EIO:
+            is_missing = isinstance(error, FileNotFoundError)
+            if not is_missing and error.errno != errno.EIO:
                 raise
             failure = error
     try:
@@ -41,10 +40,10 @@ def read_surely(storage: Readable, name: str, read: Callable[[], T]) -> T:
             is_there = is_listed(storage, name)
         except OSError as error:
             # An error of the file says more. Only "not found" says nothing without a listing.
-            raise (error if isinstance(failure, FileNotFoundError) else failure) from None
+            raise (error if is_missing else failure) from None
         if not is_there:
             raise failure
-        if isinstance(failure, FileNotFoundError):
+        if is_missing:
             with contextlib.suppress(FileNotFoundError):
                 return read()
             raise OSError(errno.ESTALE, "it is listed, and cannot be opened", path) from failure
