@@ -138,7 +138,9 @@ class MemoryBudget:
     look: Callable[[], Sequence[MemoryLevel]] = look_at_memory
 
     def free(self) -> FreeMemory:
-        """Returns what this process may take now, beside what it holds, and why no more."""
+        """Returns what this process may take now, beside what it holds, and why no more: where
+        nothing bounds it, UNLIMITED_BYTES.
+        """
         if self.bound_bytes is not None:
             return FreeMemory(max(0, self.bound_bytes - USE.held_bytes))
         return divide(self._levels(), self.sharers)
@@ -165,13 +167,6 @@ class MemoryBudget:
         """Says whether this process sees that each of the job may take so many bytes now."""
         return self.sharers.is_whole_job and nbytes <= divide(self._levels(), self.sharers).nbytes
 
-    def free_bytes(self) -> int:
-        """Returns how many bytes this process may take now, beside what it holds.
-
-        Where nothing bounds them, it is UNLIMITED_BYTES.
-        """
-        return self.free().nbytes
-
     def seen_levels(self, nbytes: int) -> tuple[SeenLevel, ...]:
         """Returns what bounds this process now, as others may compare it with what they see; for
         who takes so many bytes.
@@ -197,4 +192,4 @@ WHOLE_BUDGET = MemoryBudget()
 
 def free_host_bytes() -> int:
     """Returns what this process may take now, with those it has last found to share its memory."""
-    return MemoryBudget(current_sharers()).free_bytes()
+    return MemoryBudget(current_sharers()).free().nbytes

@@ -114,10 +114,9 @@ class Given(View):
 
 
 @dataclass(frozen=True, eq=False)
-class Transposed(View):
+class Transposed(ViewOfOne):
     """A view with its axes permuted."""
 
-    of_view: View
     axes: tuple[int, ...]
 
     @classmethod
@@ -133,7 +132,7 @@ class Transposed(View):
         chunk = (*view.chunk[:moved], *shape[moved:])
         return cls(shape, view.dtype, chunk, view, order)
 
-    def _inner(self, region: Region) -> Region:
+    def inner(self, region: Region) -> Region:
         inner = dict(zip(self.axes, region, strict=True))
         return tuple(inner[axis] for axis in range(len(region)))
 
@@ -142,7 +141,7 @@ class Transposed(View):
 
         They lie along its first axis, so that a large leaf is not held twice.
         """
-        inner = self._inner(region)
+        inner = self.inner(region)
         if not inner:
             yield inner, region
             return

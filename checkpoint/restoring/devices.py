@@ -54,11 +54,10 @@ class DevicePlacement:
         self._sharding = sharding
         self._shape = shape
         indices = sharding.addressable_devices_indices_map(shape)
-        self._devices = list(indices)
         self._device_regions = [region_of(index or (), shape) for index in indices.values()]
         self.regions = list(dict.fromkeys(self._device_regions))
         self.num_elements = sum(math.prod(shape_of(region)) for region in self.regions)
-        self._make = _batched_put(sharding, shape, dtype, self._devices)
+        self._make = _batched_put(sharding, shape, dtype, list(indices))
 
     def put(self, arrays: dict[Region, HostArray]) -> jax.Array:
         """Returns the array that has these regions; the memory belongs to the array from now on."""

@@ -83,5 +83,9 @@ def _refusal(leaf: LeafRecord, selection: PerProcessSelection) -> str:
 
 def read_process(reader: ArrayReader, item: ItemRecord, process: int) -> ViewReader:
     """Returns the reader of one process's rows of what `reader` has of `item`."""
-    kept = [leaf for leaf in item.leaves if leaf.per_process and leaf.grid is not None]
-    return ViewReader(reader, {leaf.path: SavedArray.row_of(leaf, process) for leaf in kept})
+    views = {
+        leaf.path: SavedArray.row_of(leaf, process)
+        for leaf in item.leaves
+        if leaf.per_process and leaf.grid is not None
+    }
+    return ViewReader(reader, views)

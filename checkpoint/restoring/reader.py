@@ -33,7 +33,7 @@ from ..format.pack_header import (
     parse_header,
 )
 from ..format.record import ItemRecord, LeafRecord, fetch_record
-from ..storage.base import HasCopies, KeepsFilesOpen, Readable, TellsSizes
+from ..storage.base import Buffers, HasCopies, KeepsFilesOpen, Readable, TellsSizes
 from ..storage.path import join
 from ..storage.sure_read import read_surely
 from ..storage.threads import run_side_by_side
@@ -172,7 +172,7 @@ class Checker:
 class Destination(Protocol):
     """Where the bytes of chunks go."""
 
-    def buffers(self, start: int, stop: int) -> Sequence[memoryview]:
+    def buffers(self, start: int, stop: int) -> Buffers:
         """Returns where those from `start` to `stop` of the file go; on any thread."""
 
     def deliver(self) -> None:
@@ -526,7 +526,7 @@ class ItemReader:
         return self._whole(file, lambda: self._read_start(file, file.size))
 
     def _read_range(
-        self, file: FileReport, offset: int, buffers: Sequence[memoryview], leaf: str = ""
+        self, file: FileReport, offset: int, buffers: Buffers, leaf: str = ""
     ) -> int | None:
         """Fills the buffers from a file, or raises Corrupt where it ends before. Returns its size,
         if the store tells it.
@@ -545,9 +545,7 @@ class ItemReader:
             return self._keeps_open.kept_open(self.name_of(file))
         return contextlib.nullcontext()
 
-    def _try_read(
-        self, file: FileReport, offset: int, buffers: Sequence[memoryview]
-    ) -> tuple[int, int | None]:
+    def _try_read(self, file: FileReport, offset: int, buffers: Buffers) -> tuple[int, int | None]:
         """Returns how many bytes there were, and the file's size, if the store tells it."""
         name = self.name_of(file)
         sized = self._sized

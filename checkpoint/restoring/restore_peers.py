@@ -6,7 +6,6 @@ import logging
 import secrets
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Protocol, Self
 
@@ -21,7 +20,7 @@ from ..agreement.messages import parsed
 from ..agreement.restore_verdict import RestoreAgreement
 from ..errors import CheckpointError, error_text
 from ..memory.budget import WHOLE_BUDGET, MemoryBudget
-from ..storage.base import Storage
+from ..storage.base import Buffers, Storage
 from .sharing import SILENT_S, WORTH_BYTES, Demand, PeerTrust, Reading, Runs
 
 _log = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ HOLD_SHARE = 4  # of what this process may take: one part for others
 MOST_CONNECTED = 32  # ranks to which connections are kept for the next block
 
 
-class StillReading(Exception):
+class StillReading(TimeoutError):
     """Says that a block is not there yet, and is being read."""
 
 
@@ -69,7 +68,7 @@ class RestorePeers:
         self.index = group.index
         self.worth_bytes = WORTH_BYTES if read == "auto" else 1
         # A bound of nothing would be none: one block is held at a time.
-        self.hold_bytes = max(1, min(HOLD_BYTES, memory.free_bytes() // HOLD_SHARE))
+        self.hold_bytes = max(1, min(HOLD_BYTES, memory.free().nbytes // HOLD_SHARE))
         self.trust = PeerTrust()
         self.counts = Counter[str]()
         self._agreement = agreement
@@ -123,7 +122,7 @@ class RestorePeers:
         self._stack.enter_context(server)
         return server.address
 
-    def read(self, rank: int, name: str, offset: int, buffers: Sequence[memoryview]) -> int | None:
+    def read(self, rank: int, name: str, offset: int, buffers: Buffers) -> int | None:
         """Reads what another process serves; None: that process is still reading it.
 
         Raises OSError, FileNotFoundError where the other has dropped it.
@@ -165,8 +164,8 @@ class RestorePeers:
             return None
         try:
             return source.block(int(block), offset, size)
-        except StillReading as error:
-            raise TimeoutError(str(error)) from error
+        except StillReading:
+            raise
         except Exception as error:
             # Who asked goes to the store, and finds out for itself.
             _log.warning("%s cannot be passed on: %s", name, error_text(error))

@@ -15,7 +15,7 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 from ..format.item_report import FileReport
 from ..format.record import ItemRecord
 from ..memory.budget import USE, HeldBytes
-from ..storage.base import Readable
+from ..storage.base import Buffers, Readable
 from ..storage.object import fill
 from ..storage.threads import LOOK_S, ByteBudget, Latch, do_beside
 from .reader import ItemReader, RangePlan, ReadRequest, cut
@@ -276,7 +276,7 @@ class SharedReader(ItemReader):
         self._peers.trust.note_store_read(time.monotonic() - began_s)
         return data[:got]
 
-    def _from_store(self, file: FileReport, offset: int, buffers: Sequence[memoryview]) -> int:
+    def _from_store(self, file: FileReport, offset: int, buffers: Buffers) -> int:
         got, _ = super()._try_read(file, offset, buffers)
         self._peers.note(store_bytes=got)
         return got
@@ -300,9 +300,7 @@ class SharedReader(ItemReader):
         self._asking.end()
         return True
 
-    def _try_read(
-        self, file: FileReport, offset: int, buffers: Sequence[memoryview]
-    ) -> tuple[int, int | None]:
+    def _try_read(self, file: FileReport, offset: int, buffers: Buffers) -> tuple[int, int | None]:
         stop = min(offset + sum(buffer.nbytes for buffer in buffers), file.size)
         touched = self._blocks.within(self._numbers[file.name], offset, stop)
         if self._asking.givers is None or not any(block in self._plan for block in touched):

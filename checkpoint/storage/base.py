@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-Part: TypeAlias = tuple[int, Sequence[memoryview]]
+Buffers: TypeAlias = Sequence[memoryview]
+Part: TypeAlias = tuple[int, Buffers]
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,7 @@ class CountsRequests(Protocol):
 class TellsSizes(Protocol):
     """What a store can do besides, if each read tells the size of its file."""
 
-    def read_sized(
-        self, name: str, offset: int, buffers: Sequence[memoryview]
-    ) -> tuple[int, int | None]:
+    def read_sized(self, name: str, offset: int, buffers: Buffers) -> tuple[int, int | None]:
         """Does what `Storage.read` does; returns the file's size too, None where it is not told."""
 
 
@@ -196,7 +195,7 @@ class Readable(Protocol):
     @property
     def posix(self) -> PosixFolder | None: ...
 
-    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+    def read(self, name: str, offset: int, buffers: Buffers) -> int:
         """Fills the buffers in turn with the bytes from `offset` on; returns how many there were.
 
         There are fewer only at the end of the file.

@@ -18,7 +18,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache, partial
@@ -30,8 +30,8 @@ import numpy as np
 
 from ..errors import CheckpointError
 from ..memory.budget import free_host_bytes
-from .base import Entry, Part, TensorStoreAccess
-from .hedged_reads import READ_BYTES, SPARE_BYTES, HedgedReads, awaited
+from .base import Buffers, Entry, Part, TensorStoreAccess
+from .hedged_reads import READ_BYTES, SPARE_BYTES, Begin, HedgedReads, awaited
 from .hedges import Hedges
 from .kvstore import tensorstore_context
 from .object import ObjectStorage, fill, joined, split_url
@@ -99,9 +99,12 @@ class BucketStorage(ObjectStorage):
 
     def _ask(self, verb: str, name: str, *arguments: Any, **options: Any) -> Any:
         """Returns the answer to one request of obstore's, which is asked again where that helps."""
-        return self._tried(name, lambda: _request(verb, self._store, *arguments, **options))
+        import obstore
 
-    def _tried(self, name: str, make: Callable[[], Awaitable[Any]]) -> Any:
+        request = getattr(obstore, f"{verb}_async")
+        return self._tried(name, lambda: request(self._store, *arguments, **options))
+
+    def _tried(self, name: str, make: Begin) -> Any:
         where = f"{self.root}/{name}" if name else self.root
         tries = 0
 
@@ -122,7 +125,7 @@ class BucketStorage(ObjectStorage):
 
         return self._patience.ask(attempt)
 
-    def _once(self, make: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
+    def _once(self, make: Begin, timeout_s: float) -> Any:
         """Waits for one try. At the deadline, and on Ctrl-C, it is broken off."""
         try:
             loop = _loop(os.getpid())
@@ -205,12 +208,10 @@ class BucketStorage(ObjectStorage):
     def size(self, name: str) -> int:
         return int(self._ask("head", name, self._prefix + name)["size"])
 
-    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+    def read(self, name: str, offset: int, buffers: Buffers) -> int:
         return self.read_sized(name, offset, buffers)[0]
 
-    def read_sized(
-        self, name: str, offset: int, buffers: Sequence[memoryview]
-    ) -> tuple[int, int | None]:
+    def read_sized(self, name: str, offset: int, buffers: Buffers) -> tuple[int, int | None]:
         """Fills the buffers as `read` does; returns the size of the file too: see TellsSizes."""
         wanted = sum(buffer.nbytes for buffer in buffers)
         # The bytes are taken until they are copied.
@@ -398,19 +399,12 @@ def _is_verdict(error: Exception) -> bool:
     return isinstance(error, (AlreadyExistsError, PreconditionError))
 
 
-def _request(verb: str, store: Any, *arguments: Any, **options: Any) -> Awaitable[Any]:
-    import obstore
-
-    asked: Awaitable[Any] = getattr(obstore, f"{verb}_async")(store, *arguments, **options)
-    return asked
-
-
 class _Answer:
     """What a coroutine has come to that runs in a loop, for the thread that waits for it: a Future
     would take locks there that Ctrl-C leaves held, and the loop would wait for them for ever.
     """
 
-    def __init__(self, make: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(self, make: Begin) -> None:
         self._make = make
         self._ended = Latch()
         self._task: asyncio.Task[Any] | None = None

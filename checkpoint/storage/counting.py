@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
-from .base import KeepsFilesOpen, Part, Storage
+from .base import Buffers, KeepsFilesOpen, Part, Storage
 
 
 def count_parts(parts: Iterable[Part], on_bytes: Callable[[int], None]) -> Iterator[Part]:
@@ -40,7 +40,7 @@ class CountingStorage:
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
         self._storage.write(name, size, count_parts(parts, self.on_bytes))
 
-    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+    def read(self, name: str, offset: int, buffers: Buffers) -> int:
         done = self._storage.read(name, offset, buffers)
         self.on_bytes(done)
         return done

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from .hedges import LOOK_S, Hedges
 from .retries import is_throttled
@@ -12,6 +12,9 @@ from .threads import ByteBudget
 
 READ_BYTES = 192 << 20  # of the buffers of all tries of one store
 SPARE_BYTES = 32 << 20  # of these, which only second tries use
+
+# Begins a try of a request, in the loop.
+Begin: TypeAlias = Callable[[], Awaitable[Any]]
 
 
 class HedgedReads:
@@ -21,13 +24,14 @@ class HedgedReads:
         self.hedges = hedges
         self._room = room
 
-    async def read(self, make: Callable[[], Awaitable[Any]], nbytes: int) -> Any:
+    async def read(self, make: Begin, nbytes: int) -> Any:
         """Returns the bytes of the first try that has them.
 
         What a try raises counts only when no other is on its way. Tries that lost are cancelled.
         """
-        self.hedges.note_read()
-        began_s = self.hedges.clock()
+        hedges = self.hedges
+        hedges.note_read()
+        began_s = hedges.clock()
         tries = {_begun(make): began_s}
         probes = set[asyncio.Task[Any]]()
         taker = object()
@@ -38,42 +42,40 @@ class HedgedReads:
                 )
                 for each in ended:
                     asked_s = tries.pop(each)
-                    if each.exception() is None:
+                    error = each.exception()
+                    if error is None:
                         size = len(each.result())
-                        self.hedges.note_end(size, self.hedges.clock() - asked_s)
+                        hedges.note_end(size, hedges.clock() - asked_s)
                         if each in probes:
-                            self.hedges.note_overtaking(size, asked_s)
+                            hedges.note_overtaking(size, asked_s)
                         return each.result()
-                    self._note_error(each.exception())
+                    hedges.note_answer()
+                    if is_throttled(error):
+                        hedges.note_throttled()
                     if not tries:
                         return each.result()
                 asked_s = max(tries.values())
-                if not self.hedges.is_slow(nbytes, asked_s):
+                if not hedges.is_slow(nbytes, asked_s):
                     continue
-                is_probe = self.hedges.may_probe(nbytes, began_s)
-                may_ask = self.hedges.may_hedge() or self.hedges.is_overtaken(nbytes, asked_s)
+                is_probe = hedges.may_probe(nbytes, began_s)
+                may_ask = hedges.may_hedge() or hedges.is_overtaken(nbytes, asked_s)
                 if (is_probe or may_ask) and self._room.try_take(taker, nbytes):
-                    self.hedges.note_hedge()
+                    hedges.note_hedge()
                     again = _begun(make)
-                    tries[again] = self.hedges.clock()
+                    tries[again] = hedges.clock()
                     if is_probe:
-                        self.hedges.note_probe()
+                        hedges.note_probe()
                         probes.add(again)
         finally:
             for each in tries:
                 each.cancel()
             self._room.give(taker)
 
-    def _note_error(self, error: BaseException | None) -> None:
-        self.hedges.note_answer()
-        if error is not None and is_throttled(error):
-            self.hedges.note_throttled()
 
-
-def _begun(make: Callable[[], Awaitable[Any]]) -> asyncio.Task[Any]:
+def _begun(make: Begin) -> asyncio.Task[Any]:
     return asyncio.create_task(awaited(make))
 
 
-async def awaited(make: Callable[[], Awaitable[Any]]) -> Any:
+async def awaited(make: Begin) -> Any:
     """Returns what an awaitable, made here in the loop, returns."""
     return await make()

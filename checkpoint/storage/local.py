@@ -14,7 +14,7 @@ import threading
 import uuid
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from holdfast.coordination import Fenced
 from holdfast.coordination.vitals import fill_standard_streams
@@ -23,6 +23,7 @@ from ..errors import Corrupt
 from ..memory.write_behind import WriteBehind
 from ..options import absolute
 from .base import (
+    Buffers,
     Entry,
     NameTaken,
     NotCommitted,
@@ -56,6 +57,7 @@ REFUSALS = {
 # What fsync says of a folder where that is nothing: SMB before Linux 5.7, and some FUSE.
 _NO_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
 T = TypeVar("T")
+StrPath: TypeAlias = str | os.PathLike[str]
 
 
 class LocalStorage:
@@ -72,7 +74,7 @@ class LocalStorage:
 
     def __init__(
         self,
-        root: str | os.PathLike[str],
+        root: StrPath,
         *,
         single_writer: bool = False,
         file_mode: int | None = None,
@@ -169,7 +171,7 @@ class LocalStorage:
         if self._file_mode is not None:
             os.fchmod(file, self._file_mode)
 
-    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+    def read(self, name: str, offset: int, buffers: Buffers) -> int:
         if self._kept.name == name:
             got = self._kept.read(self.path, offset, buffers)
             if got is not None:
@@ -312,7 +314,7 @@ class _KeptFile(threading.local):
         self._close()
         self.name = name
 
-    def read(self, root: Path, offset: int, buffers: Sequence[memoryview]) -> int | None:
+    def read(self, root: Path, offset: int, buffers: Buffers) -> int | None:
         """Does what a store's `read` does; None where the open file is no longer there: a shared
         file system has deleted or replaced it. Another try opens the file anew.
         """
@@ -467,7 +469,7 @@ def fenced(claim: str) -> Fenced:
     )
 
 
-def write_all(file: int, buffers: Sequence[memoryview], offset: int) -> int:
+def write_all(file: int, buffers: Buffers, offset: int) -> int:
     total = sum(buffer.nbytes for buffer in buffers)
     done = _transfer(os.pwritev, file, buffers, offset)
     if done != total:
@@ -484,9 +486,9 @@ def write_parts(file: int, path: Path, parts: Iterable[Part], *, starts: bool) -
 
 
 def _transfer(
-    call: Callable[[int, Sequence[memoryview], int], int],
+    call: Callable[[int, Buffers, int], int],
     file: int,
-    buffers: Sequence[memoryview],
+    buffers: Buffers,
     offset: int,
 ) -> int:
     """Makes vectored calls until all buffers are done or one moves nothing.
@@ -541,7 +543,7 @@ def in_folder(
     return make()
 
 
-def sync_folder(folder: str | os.PathLike[str]) -> None:
+def sync_folder(folder: StrPath) -> None:
     """Makes the names in a folder durable. Where its file system cannot, that is logged once."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -569,7 +571,7 @@ def _warn_of_no_sync(device: int, error: OSError) -> None:
 
 
 @contextlib.contextmanager
-def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+def _naming(path: StrPath) -> Iterator[None]:
     """Has an OSError of a descriptor name its file."""
     try:
         yield

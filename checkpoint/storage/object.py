@@ -25,7 +25,15 @@ import numpy as np
 
 from holdfast.coordination import Fenced
 
-from .base import ConditionalWrites, Entry, NameTaken, NotCommitted, Part, TensorStoreAccess
+from .base import (
+    Buffers,
+    ConditionalWrites,
+    Entry,
+    NameTaken,
+    NotCommitted,
+    Part,
+    TensorStoreAccess,
+)
 from .local import fenced
 from .threads import run_side_by_side
 from .tombstone import (
@@ -114,7 +122,7 @@ class ObjectStorage:
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:
         self.put(name, joined(name, size, parts))
 
-    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+    def read(self, name: str, offset: int, buffers: Buffers) -> int:
         wanted = sum(buffer.nbytes for buffer in buffers)
         return fill(buffers, self._range(name, offset, offset + wanted))
 
@@ -220,7 +228,7 @@ class ObjectStorage:
         )
 
 
-def fill(buffers: Sequence[memoryview], data: Any) -> int:
+def fill(buffers: Buffers, data: Any) -> int:
     """Copies bytes into the buffers in turn; returns how many there were room for."""
     array = np.frombuffer(data, np.uint8)
     at = 0

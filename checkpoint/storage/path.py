@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TypeAlias
 
 from ..errors import Corrupt
 from ..options import absolute as absolute
-from .base import Entry, Storage
+from .base import Buffers, Entry, Storage
 from .bucket import BucketStorage
 from .kvstore import KvStoreStorage
-from .local import LocalStorage
+from .local import LocalStorage, StrPath
 
 StorageOpener: TypeAlias = Callable[[str, bool], Storage]
 
@@ -47,7 +47,7 @@ class StorePath:
     name: str = ""
 
     @classmethod
-    def of(cls, path: str | os.PathLike[str]) -> StorePath:
+    def of(cls, path: StrPath) -> StorePath:
         """Returns the folder that a path or URL means, in the store of its parent folder."""
         parent, name = split(path)
         return cls(open_storage(parent), name)
@@ -89,7 +89,7 @@ class StorePath:
         except OverflowError as error:
             raise Corrupt(f"{path} is no metadata file: {error}", path=path, file=path) from None
 
-    def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+    def read(self, name: str, offset: int, buffers: Buffers) -> int:
         """Fills `buffers` with bytes of a file, from `offset` on; returns how many there were."""
         return self.storage.read(join(self.name, name), offset, buffers)
 
@@ -108,7 +108,7 @@ def free_bytes(storage: Storage) -> int | None:
     return None
 
 
-def split(path: str | os.PathLike[str]) -> tuple[str, str]:
+def split(path: StrPath) -> tuple[str, str]:
     """Returns the parent folder of a path or URL, and the last part.
 
     What follows a `?` in a URL stays with the folder.
@@ -122,7 +122,7 @@ def split(path: str | os.PathLike[str]) -> tuple[str, str]:
     return f"{parent}{mark}{query}", name
 
 
-def beside(path: str | os.PathLike[str], name: str) -> str:
+def beside(path: StrPath, name: str) -> str:
     """Returns the path or URL of what is called so in the parent folder of another."""
     parent, _ = split(path)
     if "://" not in parent:
@@ -132,7 +132,7 @@ def beside(path: str | os.PathLike[str], name: str) -> str:
 
 
 def open_storage(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     single_writer: bool = False,
     file_mode: int | None = None,

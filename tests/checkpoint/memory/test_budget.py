@@ -60,7 +60,7 @@ def test_in_whatever_order_they_ask_the_parts_add_up(
 
 def test_a_bound_of_the_caller_is_the_only_one() -> None:
     budget = MemoryBudget(bound_bytes=1 << 50, look=lambda: [level(10)])
-    assert budget.free_bytes() == (1 << 50) - USE.held_bytes
+    assert budget.free().nbytes == (1 << 50) - USE.held_bytes
     assert budget.free().level is None
 
 
@@ -90,13 +90,13 @@ def test_memory_in_use_again_is_not_free(monkeypatch: pytest.MonkeyPatch) -> Non
     """The kernel says that it were. Each of two processes takes it that the other has as much."""
     monkeypatch.setattr(POOL, "reused_bytes", lambda: 3 * UNASKED_BYTES)
     look = MemoryBudget(Sharers(2), look=lambda: [level(8 * UNASKED_BYTES)])
-    assert look.free_bytes() == UNASKED_BYTES * 7 // 8
+    assert look.free().nbytes == UNASKED_BYTES * 7 // 8
     (seen,) = look.seen_levels(UNASKED_BYTES + 1)
     assert seen.most_bytes == 2 * UNASKED_BYTES
     both = MemoryBudget(Sharers(2, is_whole_job=True), look=look.look)
     assert both.has_room_for_each(UNASKED_BYTES * 7 // 8)
     assert not both.has_room_for_each(UNASKED_BYTES * 7 // 8 + 1)
-    assert MemoryBudget(look=lambda: [level(UNASKED_BYTES)]).free_bytes() == 0
+    assert MemoryBudget(look=lambda: [level(UNASKED_BYTES)]).free().nbytes == 0
 
 
 def test_memory_in_use_again_that_the_kernel_has_seen_is_taken_off_once(
