@@ -114,9 +114,10 @@ class Given(View):
 
 
 @dataclass(frozen=True, eq=False)
-class Transposed(ViewOfOne):
+class Transposed(View):
     """A view with its axes permuted."""
 
+    of_view: View
     axes: tuple[int, ...]
 
     @classmethod
@@ -132,7 +133,7 @@ class Transposed(ViewOfOne):
         chunk = (*view.chunk[:moved], *shape[moved:])
         return cls(shape, view.dtype, chunk, view, order)
 
-    def inner(self, region: Region) -> Region:
+    def _inner(self, region: Region) -> Region:
         inner = dict(zip(self.axes, region, strict=True))
         return tuple(inner[axis] for axis in range(len(region)))
 
@@ -141,7 +142,7 @@ class Transposed(ViewOfOne):
 
         They lie along its first axis, so that a large leaf is not held twice.
         """
-        inner = self.inner(region)
+        inner = self._inner(region)
         if not inner:
             yield inner, region
             return
