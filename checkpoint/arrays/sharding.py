@@ -130,7 +130,7 @@ def _show_mesh(mesh: Any) -> str:
     return " ".join(f"{axis}={size}" for axis, size in mesh.shape_tuple)
 
 
-def _spec(axes: Sequence[Sequence[str]], reduced: Sequence[str] = ()) -> Any:
+def _spec(axes: Sequence[Sequence[str]], reduced: Sequence[str]) -> Any:
     make: Any = PartitionSpec
     return make(*(tuple(entry) or None for entry in axes), reduced=frozenset(reduced))
 
@@ -181,12 +181,8 @@ def _describe(sharding: Sharding, rank: int) -> dict[str, Any]:
 
 
 def _is_plain(description: dict[str, Any]) -> bool:
-    match description:
-        case {"device": value}:
-            return type(value) is int and len(description) == 1
-        case {"other": value}:
-            return type(value) is str and len(description) == 1
-    return False
+    kinds = {name: type(value) for name, value in description.items()}
+    return kinds in ({"device": int}, {"other": str})
 
 
 def _is_named(description: dict[str, Any]) -> bool:

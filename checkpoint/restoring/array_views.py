@@ -59,15 +59,10 @@ class SavedArray(View):
     row: Region = ()
 
     @classmethod
-    def of(cls, leaf: LeafRecord) -> SavedArray:
+    def of(cls, leaf: LeafRecord, row: Region = ()) -> SavedArray:
         assert leaf.grid is not None
-        return cls(leaf.shape, leaf.numpy_dtype, leaf.grid.chunk_shape, leaf)
-
-    @classmethod
-    def row_of(cls, leaf: LeafRecord, row: int) -> SavedArray:
-        assert leaf.grid is not None
-        chunk = leaf.grid.chunk_shape[1:]
-        return cls(leaf.shape[1:], leaf.numpy_dtype, chunk, leaf, ((row, row + 1),))
+        rank = len(row)
+        return cls(leaf.shape[rank:], leaf.numpy_dtype, leaf.grid.chunk_shape[rank:], leaf, row)
 
     def reads(self, region: Region) -> Iterator[Read]:
         yield self.leaf, (*self.row, *region)

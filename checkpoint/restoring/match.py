@@ -136,12 +136,14 @@ def check_leaf_types(item: ItemRecord, leaves: Sequence[Any], paths: Sequence[st
             continue
         if not any(saved.path.startswith(f"{path}.") for saved in item.leaves):
             continue
-        message = (
+        raise TreeMismatch(
             f"item {item.name!r}: {leaf_at(path)} of `like` is a {type_name(type(leaf))}, and"
             " saved as a tree; register its class as it was registered when it was saved:"
-            " register_leaf_type(cls, to_fields, from_fields)"
+            " register_leaf_type(cls, to_fields, from_fields)",
+            leaf=path,
+            expected=type_name(type(leaf)),
+            found="a tree",
         )
-        raise TreeMismatch(message, leaf=path, expected=type_name(type(leaf)), found="a tree")
 
 
 def _count(paths: Sequence[str]) -> str:
@@ -177,11 +179,13 @@ def _check_is_there(leaf: LeafRecord) -> None:
 
 def _check_width(leaf: LeafRecord, dtype: Dtype) -> None:
     if dtype.itemsize >= 8 and jax.dtypes.canonicalize_dtype(dtype) != dtype:
-        message = (
+        raise TreeMismatch(
             f"{leaf_at(leaf.path)} is wanted as a jax.Array of {dtype.name}, which jax has only"
-            " with jax_enable_x64; ask for numpy"
+            " with jax_enable_x64; ask for numpy",
+            leaf=leaf.path,
+            expected=dtype.name,
+            found=show_leaf(leaf),
         )
-        raise TreeMismatch(message, leaf=leaf.path, expected=dtype.name, found=show_leaf(leaf))
 
 
 def saved_sharding(leaf: LeafRecord) -> Sharding | None:
@@ -197,11 +201,13 @@ def saved_sharding(leaf: LeafRecord) -> Sharding | None:
     except (KeyError, TypeError, ValueError) as error:
         shown = show_sharding(description)
         found = f"{jax.device_count()} devices"
-        message = (
+        raise TreeMismatch(
             f"the saved sharding of {leaf.path!r} ({shown}) does not fit this job's {found}; pass a"
-            " `like` with shardings"
-        )
-        raise TreeMismatch(message, leaf=leaf.path, expected=shown, found=found) from error
+            " `like` with shardings",
+            leaf=leaf.path,
+            expected=shown,
+            found=found,
+        ) from error
 
 
 def match_leaves(
@@ -224,8 +230,12 @@ def match_leaves(
     if not others:
         raise first
     verb = "does" if len(others) == 1 else "do"
-    message = f"{first}; {len(others)} more of {len(leaves)} leaves {verb} not fit"
-    raise TreeMismatch(message, leaf=first.leaf, expected=first.expected, found=first.found)
+    raise TreeMismatch(
+        f"{first}; {len(others)} more of {len(leaves)} leaves {verb} not fit",
+        leaf=first.leaf,
+        expected=first.expected,
+        found=first.found,
+    )
 
 
 def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
@@ -299,8 +309,12 @@ def _remedy(leaf: LeafRecord, shape: Shape, dtype: Dtype) -> str:
 def refuse(leaf: LeafRecord, expected: str, remedy: str = "") -> NoReturn:
     """Raises TreeMismatch: the caller expected something else."""
     found = show_leaf(leaf)
-    message = f"{leaf_at(leaf.path)} was expected as {expected}, the checkpoint has {found}{remedy}"
-    raise TreeMismatch(message, leaf=leaf.path, expected=expected, found=found)
+    raise TreeMismatch(
+        f"{leaf_at(leaf.path)} was expected as {expected}, the checkpoint has {found}{remedy}",
+        leaf=leaf.path,
+        expected=expected,
+        found=found,
+    )
 
 
 def _match_value(leaf: LeafRecord, like: Any) -> LeafRequest:
@@ -329,9 +343,11 @@ def _wanted_sharding(leaf: LeafRecord, like: Any) -> Sharding | None:
     try:
         return _sharding_of(like)
     except (TypeError, ValueError) as error:
-        message = f"{leaf_at(leaf.path)} of `like` has no devices to lie on: {error}"
         raise TreeMismatch(
-            message, leaf=leaf.path, expected="devices", found="an abstract sharding"
+            f"{leaf_at(leaf.path)} of `like` has no devices to lie on: {error}",
+            leaf=leaf.path,
+            expected="devices",
+            found="an abstract sharding",
         ) from error
 
 

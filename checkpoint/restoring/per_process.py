@@ -83,8 +83,9 @@ def _refusal(leaf: LeafRecord, selection: PerProcessSelection) -> str:
 
 def read_process(reader: ArrayReader, item: ItemRecord, process: int) -> ViewReader:
     """Returns the reader of one process's rows of what `reader` has of `item`."""
+    row = ((process, process + 1),)
     views = {
-        leaf.path: SavedArray.row_of(leaf, process)
+        leaf.path: SavedArray.of(leaf, row)
         for leaf in item.leaves
         if leaf.per_process and leaf.grid is not None
     }

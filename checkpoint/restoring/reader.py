@@ -323,12 +323,10 @@ class ItemReader:
             return allocate(read.nbytes)
         except MemoryError as error:
             path = join(self._storage.root, self._step_dir)
-            message = (
-                f"{path}: there is no memory for the {read.nbytes:,} bytes of {read.leaf.path!r}"
-                " that this process is to have"
-            )
             raise CheckpointError(
-                f"{message}; restore it divided over more processes", path=path
+                f"{path}: there is no memory for the {read.nbytes:,} bytes of {read.leaf.path!r}"
+                " that this process is to have; restore it divided over more processes",
+                path=path,
             ) from error
 
     def _chunks_of(self, reads: Iterable[ReadRequest]) -> dict[int, list[ChunkRead]]:

@@ -357,11 +357,13 @@ def _wrap_key(leaf: LeafRecord, data: jax.Array) -> jax.Array:
         keys: jax.Array = jax.random.wrap_key_data(data, impl=leaf.impl)
     except (TypeError, ValueError) as error:
         found = f"{leaf.dtype}{list(leaf.shape)}"
-        message = (
+        raise TreeMismatch(
             f"{leaf_at(leaf.path)} is of keys of {leaf.impl!r}, and jax makes none of {found}:"
-            f" {error}; register that implementation, or restore the data without a `like`"
-        )
-        raise TreeMismatch(message, leaf=leaf.path, expected=leaf.impl, found=found) from error
+            f" {error}; register that implementation, or restore the data without a `like`",
+            leaf=leaf.path,
+            expected=leaf.impl,
+            found=found,
+        ) from error
     return keys
 
 
@@ -384,11 +386,13 @@ def _cast(read: ReadRequest, request: LeafRequest) -> HostArray:
 def check_files_like(path: str, item: str, kind: str, like: Any) -> None:
     """Raises TreeMismatch unless an item of files meets a `like` of files, or none."""
     if kind != "files" or (like is not None and like is not SAVED and not isinstance(like, Files)):
-        message = (
+        raise TreeMismatch(
             f"{path}: the item {item!r} is of kind {kind!r}, and its `like` is a"
-            f" {type(like).__name__}; an item of files takes Files(read=...), or no `like`"
+            f" {type(like).__name__}; an item of files takes Files(read=...), or no `like`",
+            leaf=item,
+            expected=type(like).__name__,
+            found=kind,
         )
-        raise TreeMismatch(message, leaf=item, expected=type(like).__name__, found=kind)
 
 
 def check_json_like(path: str, item: str, like: Any) -> None:
@@ -398,8 +402,12 @@ def check_json_like(path: str, item: str, like: Any) -> None:
     try:
         encode_json(like, "the like")
     except (TypeError, ValueError, RecursionError) as error:
-        message = f"{path}: the item {item!r} is JSON, and its `like` is not: {error}"
-        raise TreeMismatch(message, leaf=item, expected=type(like).__name__, found="json") from None
+        raise TreeMismatch(
+            f"{path}: the item {item!r} is JSON, and its `like` is not: {error}",
+            leaf=item,
+            expected=type(like).__name__,
+            found="json",
+        ) from None
 
 
 def owner_of(path: str, item: str, processes: int | None, own: PerProcessSelection | None) -> int:
@@ -413,12 +421,9 @@ def owner_of(path: str, item: str, processes: int | None, own: PerProcessSelecti
     if processes is None or (is_of_all and own.process < processes):
         return own.process
     asked = f"none for process {own.process}" if is_of_all else f"this job has {own.processes}"
-    message = (
-        f"{path}: the item {item!r} has a state for each of {processes} processes, and {asked};"
-        f" to take that of one of them, pass process=0 to {processes - 1}"
-    )
     raise TreeMismatch(
-        message,
+        f"{path}: the item {item!r} has a state for each of {processes} processes, and {asked};"
+        f" to take that of one of them, pass process=0 to {processes - 1}",
         leaf=item,
         expected=f"states of {own.processes} processes",
         found=f"states of {processes}",

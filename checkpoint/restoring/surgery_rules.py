@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias, get_args
 
 import numpy as np
@@ -133,8 +133,9 @@ class Stack(_Checked):
     """
 
     to: str
-    by: Group = field(default=1, kw_only=True)
-    axis: int = field(default=0, kw_only=True)
+    _: KW_ONLY
+    by: Group = 1
+    axis: int = 0
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,8 @@ class Unstack(_Checked):
     """Makes one leaf of each entry along an axis: `{index}` in `to` is its place."""
 
     to: str
-    axis: int = field(default=0, kw_only=True)
+    _: KW_ONLY
+    axis: int = 0
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,9 @@ class Fuse(_Checked):
 
     to: str
     names: Sequence[str]
-    by: Group = field(default=1, kw_only=True)
-    axis: int = field(default=0, kw_only=True)
+    _: KW_ONLY
+    by: Group = 1
+    axis: int = 0
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,8 @@ class Split(_Checked):
 
     to: str
     names: Mapping[str, int] | Sequence[str]
-    axis: int = field(default=0, kw_only=True)
+    _: KW_ONLY
+    axis: int = 0
 
 
 @dataclass(frozen=True)

@@ -186,6 +186,5 @@ def around_chunks(leaf: LeafRecord, region: Region) -> Region:
             zip(region, (max(chunk, 1) for chunk in grid.chunk_shape), leaf.shape, strict=True)
         )
     )
-    if any(start >= stop for start, stop in region):
-        return region
-    return around if math.prod(shape_of(around)) >= 2 * math.prod(shape_of(region)) else region
+    wanted = math.prod(shape_of(region))
+    return around if wanted and math.prod(shape_of(around)) >= 2 * wanted else region

@@ -19,7 +19,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache, partial
 from types import FrameType
@@ -359,24 +359,24 @@ class _Lent:
             time.sleep(0.0005)
 
 
+@dataclass(eq=False)
 class _Upload:
     """A file that is streamed, with so many parts at once on their way. `failures` are why it ends,
     the first of them counts.
     """
 
-    def __init__(self, name: str, size: int, parts: Iterable[Part], at_once: int) -> None:
-        self.name = name
-        self.at_once = at_once
-        self.failures: list[BaseException] = []
-        self.lent = _Lent()
-        self._size = size
-        self._parts = parts
+    name: str
+    size: int
+    parts: Iterable[Part]
+    at_once: int
+    failures: list[BaseException] = field(default_factory=list)
+    lent: _Lent = field(default_factory=_Lent)
 
     def buffers(self) -> Iterator[memoryview]:
         """Yields the buffers of parts that come in order. Notes what they raise."""
         at = 0
         try:
-            for offset, buffers in self._parts:
+            for offset, buffers in self.parts:
                 assert offset == at, f"{self.name}: a part for {offset} came where {at} was next"
                 for buffer in buffers:
                     if self.failures:
@@ -384,7 +384,7 @@ class _Upload:
                     if buffer.nbytes:
                         at += buffer.nbytes
                         yield self.lent.lend(buffer.cast("B"))
-            assert at == self._size, f"{self.name}: the parts made {at} bytes of {self._size}"
+            assert at == self.size, f"{self.name}: the parts made {at} bytes of {self.size}"
         except GeneratorExit:
             raise
         except BaseException as error:

@@ -51,7 +51,7 @@ def test_what_is_stored_as_it_is_asked_for_is_read_straight() -> None:
     arrays = {"a": np.arange(6).reshape(2, 3), "rows": np.arange(12).reshape(3, 4)}
     reader = Foreseeing(arrays)
     leaves = {path: record_of(path, array) for path, array in arrays.items()}
-    views = {"b": SavedArray.of(leaves["a"]), "rows": SavedArray.row_of(leaves["rows"], 1)}
+    views = {"b": SavedArray.of(leaves["a"]), "rows": SavedArray.of(leaves["rows"], ((1, 2),))}
     made = ViewReader(reader, views)
     reads = [
         ReadRequest(record_of("b", arrays["a"]), ((0, 2), (1, 3))),
