@@ -53,11 +53,9 @@ class Grid:
     def region(self, index: int) -> tuple[tuple[int, int], ...]:
         """Returns the (start, stop) of a chunk along each axis."""
         bounds = []
-        for axis in range(len(self.shape) - 1, -1, -1):
-            index, along = divmod(index, self.counts[axis])
-            size = self.shape[axis]
-            shard = self.shard_shape[axis]
-            chunk = self.chunk_shape[axis]
+        cuts = zip(self.shape, self.shard_shape, self.chunk_shape, self.counts, strict=True)
+        for size, shard, chunk, count in reversed([*cuts]):
+            index, along = divmod(index, count)
             if not size:
                 bounds.append((0, 0))
                 continue

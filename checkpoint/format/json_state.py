@@ -25,6 +25,7 @@ from .tree import type_name
 
 _MOST_BITS = 10_000  # of an int that every Python writes and reads as a decimal number
 _OF = "$of"  # the member that says of which class a value is, where its first member does not
+_SCALARS = (type(None), bool, int, float, bytes, bytearray)
 
 
 @dataclass(frozen=True)
@@ -104,26 +105,29 @@ def encode(value: Any, path: str) -> Any:
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         return _encode_array(value, path)
     # By the class itself: one that is derived from it would come back as something else.
+    kind = type(value)
+    if kind in (list, tuple):
+        encoded = [encode(element, f"{path}[{index}]") for index, element in enumerate(value)]
+        return encoded if kind is list else {"$tuple": encoded}
+    if kind in (dict, collections.OrderedDict):
+        return _encode_dict(value, path)
+    if kind is str:
+        return _encode_text(value, path)
+    if kind in _SCALARS:
+        return _encode_scalar(value)
+    raise _unsupported(path, value)
+
+
+def _encode_scalar(value: Any) -> Any:
     match value:
         case None | bool():
             return value
-        case str() if type(value) is str:
-            return _encode_text(value, path)
-        case int() if type(value) is int:
+        case int():
             return value if value.bit_length() <= _MOST_BITS else {"$int": hex(value)}
-        case float() if type(value) is float:
+        case float():
             return value if math.isfinite(value) else {"$float": repr(value)}
-        case bytes() | bytearray() if type(value) in (bytes, bytearray):
-            data = {"$bytes": base64.b64encode(value).decode()}
-            return data if type(value) is bytes else data | {_OF: "bytearray"}
-        case list() | tuple() if type(value) in (list, tuple):
-            encoded = [encode(element, f"{path}[{index}]") for index, element in enumerate(value)]
-            return encoded if type(value) is list else {"$tuple": encoded}
-        case dict() if type(value) is dict:
-            return _encode_dict(value, path)
-        case collections.OrderedDict() if type(value) is collections.OrderedDict:
-            return {"$dict": _encode_pairs(value, path), _OF: "OrderedDict"}
-    raise _unsupported(path, value)
+    data = {"$bytes": base64.b64encode(value).decode()}
+    return data if type(value) is bytes else data | {_OF: "bytearray"}
 
 
 def _encode_text(value: str, path: str) -> str:
@@ -140,13 +144,26 @@ def _encode_text(value: str, path: str) -> str:
 
 def _encode_array(value: Any, path: str) -> dict[str, Any]:
     """Returns an array, or a scalar, of numpy's or of jax's, with what has its dtype in it."""
-    is_jax = isinstance(value, jax.Array)
+    array = _as_numpy(value, path)
+    dtype = _encode_dtype(array.dtype)
+    if dtype is None:
+        raise _unsupported(path, value, f" of dtype {array.dtype}")
+    data = base64.b64encode(array.tobytes()).decode()
+    encoded: dict[str, Any] = {
+        "$array": [dtype, list(array.shape), data, isinstance(value, np.generic)]
+    }
+    if isinstance(value, jax.Array):
+        encoded[_OF] = "weak jax.Array" if value.weak_type else "jax.Array"
+    return encoded
+
+
+def _as_numpy(value: Any, path: str) -> HostArray:
     if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
         # Other classes have more than their data: a mask, names of fields.
         raise _unsupported(path, value)
     try:
         with own_settings():
-            array = np.asarray(value)
+            return np.asarray(value)
     except (TypeError, RuntimeError) as error:
         raise UnsupportedLeaf(
             f"{path} is an array of jax's that numpy cannot have: {error}; leave it out, or save"
@@ -154,14 +171,6 @@ def _encode_array(value: Any, path: str) -> dict[str, Any]:
             leaf=path,
             found=type(value).__name__,
         ) from error
-    dtype = _encode_dtype(array.dtype)
-    if dtype is None:
-        raise _unsupported(path, value, f" of dtype {array.dtype}")
-    data = base64.b64encode(array.tobytes()).decode()
-    encoded = [dtype, list(array.shape), data, isinstance(value, np.generic)]
-    if is_jax:
-        return {"$array": encoded, _OF: "weak jax.Array" if value.weak_type else "jax.Array"}
-    return {"$array": encoded}
 
 
 def _encode_dtype(dtype: Dtype) -> Any:
@@ -198,6 +207,8 @@ def _as_fields(described: Any) -> Any:
 
 
 def _encode_dict(value: dict[Any, Any], path: str) -> Any:
+    if type(value) is collections.OrderedDict:
+        return {"$dict": _encode_pairs(value, path), _OF: "OrderedDict"}
     if all(type(key) is str and not key.startswith("$") for key in value):
         return {
             _encode_text(key, f"{path} (key)"): encode(member, f"{path}.{key}")

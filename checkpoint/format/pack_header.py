@@ -8,6 +8,7 @@ to read some rows of a chunk, a reader reads their blocks and no others.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -179,13 +180,14 @@ def _parse_checksums(metadata: Any, sizes: Sequence[int], path: str) -> list[Chu
     if encoded is None:
         return [ChunkChecksum(crc) for crc in crcs]
     prefixes = np.frombuffer(base64.b64decode(encoded, validate=True), "<u4").tolist()
-    checksums = []
-    end = 0
-    for crc, nbytes in zip(crcs, sizes, strict=True):
-        start = end
-        end = start + count_prefixes(nbytes)
-        checksums.append(ChunkChecksum(crc, tuple(prefixes[start:end])))
-    if end != len(prefixes):
-        message = f"the header has checksums of {len(prefixes)} prefixes, its chunks have {end}"
+    counts = [count_prefixes(nbytes) for nbytes in sizes]
+    if sum(counts) != len(prefixes):
+        message = (
+            f"the header has checksums of {len(prefixes)} prefixes, its chunks have {sum(counts)}"
+        )
         raise HostileCheckpoint.at(path, message)
-    return checksums
+    rest = iter(prefixes)
+    return [
+        ChunkChecksum(crc, tuple(itertools.islice(rest, count)))
+        for crc, count in zip(crcs, counts, strict=True)
+    ]

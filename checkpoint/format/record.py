@@ -214,12 +214,8 @@ def chunk_runs(where: Ints) -> list[list[int]]:
     steps = np.diff(where)
     ends = np.append(np.flatnonzero(np.diff(steps)) + 1, len(steps)).tolist()
     for end in ends:
-        if end < at:
-            continue
         runs.append([int(where[at]), int(steps[at]) if at < len(steps) else 0, end - at + 1])
         at = end + 1
-    if at < len(where):
-        runs.append([int(where[at]), 0, len(where) - at])
     return runs
 
 
@@ -233,11 +229,12 @@ def expand_runs(table: Any, files: int, limit: int = MAX_CHUNKS) -> list[Ints]:
         raise ValueError(f"the runs of chunks do not add up to at most {limit}")
     expanded = []
     for runs in table:
-        stretches = [
-            whole(first) + int(step) * np.arange(count, dtype=np.int64)
-            for first, step, count in runs
-        ]
-        where = np.concatenate(stretches)
+        where = np.concatenate(
+            [
+                whole(first) + int(step) * np.arange(count, dtype=np.int64)
+                for first, step, count in runs
+            ]
+        )
         if where.min() < 0 or where.max() >= files:
             raise ValueError("a chunk lies in a file that is not there")
         expanded.append(where)
@@ -313,9 +310,7 @@ def whole(value: Any, limit: int = _MAX_BYTES) -> int:
 def _parse_item(name: str, data: dict[str, Any], path: str) -> ItemRecord:
     if not ITEM_NAME.fullmatch(name):
         raise HostileCheckpoint.at(path, f"{name!r} is not a name for an item")
-    files = tuple(_parse_file(name, entry, path) for entry in data["files"])
-    if len({file.name for file in files}) != len(files):
-        raise ValueError("a file is named twice")
+    files = _parse_files(name, data["files"], path)
     match data["kind"]:
         case "json":
             return ItemRecord(name, "json", files)
@@ -324,13 +319,17 @@ def _parse_item(name: str, data: dict[str, Any], path: str) -> ItemRecord:
             per_process = _is_per_process(data)
             return ItemRecord(name, "files", files, names=names, per_process=per_process)
         case "tree":
-            leaves = _parse_leaves(data, files)
-            check_description(data["tree"], len(leaves), path)
-            statics = {
-                node: parse_static_data(form) for node, form in data.get("statics", {}).items()
-            }
-            return ItemRecord(name, "tree", files, data["tree"], leaves, statics=statics)
+            return _parse_tree(name, data, files, path)
     raise ValueError(f"no item of kind {data['kind']!r}")
+
+
+def _parse_tree(
+    name: str, data: dict[str, Any], files: tuple[FileReport, ...], path: str
+) -> ItemRecord:
+    leaves = _parse_leaves(data, files)
+    check_description(data["tree"], len(leaves), path)
+    statics = {node: parse_static_data(form) for node, form in data.get("statics", {}).items()}
+    return ItemRecord(name, "tree", files, data["tree"], leaves, statics=statics)
 
 
 def _parse_leaves(data: dict[str, Any], files: Sequence[FileReport]) -> tuple[LeafRecord, ...]:
@@ -364,6 +363,13 @@ def _parse_own_names(names: list[Any], files: Sequence[FileReport]) -> tuple[str
         if is_folder_name(name) and (file.size or file.crc):
             raise ValueError(f"{name!r} is an empty folder, and has {file.size} bytes")
     return tuple(names)
+
+
+def _parse_files(item: str, entries: Any, path: str) -> tuple[FileReport, ...]:
+    files = tuple(_parse_file(item, entry, path) for entry in entries)
+    if len({file.name for file in files}) != len(files):
+        raise ValueError("a file is named twice")
+    return files
 
 
 def _parse_file(item: str, entry: Any, path: str) -> FileReport:
@@ -401,7 +407,7 @@ def _is_per_process(data: Any) -> bool:
 
 
 def _is_weak(data: Any) -> bool:
-    weak = data["weak"]
+    weak = data.get("weak", False)
     if type(weak) is not bool or (weak and data["kind"] != "array"):
         raise ValueError(f"a leaf of kind {data['kind']!r} is weak: {weak!r}")
     return weak
@@ -428,15 +434,11 @@ class _LeafParser:
         kind = data["kind"]
         if type(path) is not str or kind not in _ARRAY_KINDS:
             raise ValueError(f"leaf {path!r} is of kind {kind!r}")
-        shard_shape, chunk_shape = data["grid"]
-        key = (data["dtype"], *data["shape"], *shard_shape, *chunk_shape, data["cells"])
-        layout = self.layouts.get(key)
-        if layout is None:
-            layout = self.layouts[key] = self._parse_layout(data)
+        layout = self._layout_of(data)
         sharding = self.shardings[whole(data["sharding"])]
         if sharding is not None and len(sharding.get("spec", ())) > len(layout.shape):
             raise ValueError(f"leaf {path!r} has {len(layout.shape)} axes, its sharding more")
-        per_process = "per_process" in data and _is_per_process(data)
+        per_process = _is_per_process(data)
         if per_process and not layout.shape:
             raise ValueError(f"leaf {path!r} is kept per process, and has no axis for them")
         return LeafRecord(
@@ -449,8 +451,16 @@ class _LeafParser:
             grid=layout.grid,
             files=layout.files,
             per_process=per_process,
-            weak="weak" in data and _is_weak(data),
+            weak=_is_weak(data),
         )
+
+    def _layout_of(self, data: dict[str, Any]) -> _Layout:
+        shard_shape, chunk_shape = data["grid"]
+        key = (data["dtype"], *data["shape"], *shard_shape, *chunk_shape, data["cells"])
+        layout = self.layouts.get(key)
+        if layout is None:
+            layout = self.layouts[key] = self._parse_layout(data)
+        return layout
 
     def _parse_layout(self, data: dict[str, Any]) -> _Layout:
         dtype = dtype_named(data["dtype"])
@@ -471,9 +481,7 @@ class _LeafParser:
 
 
 def _parse_grid(shape: Shape, sizes: Any, itemsize: int) -> Grid:
-    shard_sizes, chunk_sizes = sizes
-    shard_shape = tuple(map(whole, shard_sizes))
-    chunk_shape = tuple(map(whole, chunk_sizes))
+    shard_shape, chunk_shape = (tuple(map(whole, each)) for each in sizes)
     if len(shard_shape) != len(shape) or len(chunk_shape) != len(shape):
         raise ValueError("a grid has another rank than its shape")
     if not math.prod(shape):

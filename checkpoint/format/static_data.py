@@ -8,9 +8,10 @@ rising keys. What is made of anything else is null, and equal to all: a function
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -64,20 +65,18 @@ def are_alike(one: Any, other: Any) -> bool:
     """Says whether two canonical forms are of equal static data, as far as is known."""
     if one is None or other is None or one == other:
         return True
-    if isinstance(one, list) and isinstance(other, list):
-        return {one[0], other[0]} <= _NUMBERS and decode_value(*one) == decode_value(*other)
-    if not isinstance(one, dict) or not isinstance(other, dict) or one.keys() != other.keys():
-        return False
-    ((kind, mine),) = one.items()
-    theirs = other[kind]
-    if kind == "sha256" or len(mine) != len(theirs):
-        return False
-    if kind == "tuple":
-        return all(map(are_alike, mine, theirs))
-    return all(
-        are_alike(key, other_key) and are_alike(value, other_value)
-        for (key, value), (other_key, other_value) in zip(mine, theirs, strict=True)
-    )
+    match one, other:
+        case [kind, _], [other_kind, _]:
+            return {kind, other_kind} <= _NUMBERS and decode_value(*one) == decode_value(*other)
+        case {"tuple": parts}, {"tuple": others}:
+            return _are_all_alike(parts, others)
+        case {"dict": pairs}, {"dict": others}:
+            return len(pairs) == len(others) and all(map(_are_all_alike, pairs, others))
+    return False
+
+
+def _are_all_alike(parts: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(parts) == len(others) and all(map(are_alike, parts, others))
 
 
 def show_static_data(form: Any) -> str:
@@ -106,24 +105,19 @@ def parse_static_data(form: Any, depth: int = 0) -> Any:
 
     Raises ValueError for a form of this version that its writer does not make.
     """
+    below = functools.partial(parse_static_data, depth=depth + 1)
     match form:
         case ["none", ""]:
             return form
         case [str(kind), str(text)] if kind in _KINDS:
             decode_value(kind, text)
             return form
-    if not isinstance(form, Mapping) or len(form) != 1 or depth > _MAX_DEPTH:
-        return None
-    match form:
+        case {} if len(form) != 1 or depth > _MAX_DEPTH:
+            return None
         case {"tuple": [*parts]}:
-            return {"tuple": [parse_static_data(part, depth + 1) for part in parts]}
+            return {"tuple": [below(part) for part in parts]}
         case {"dict": [*pairs]}:
-            return {
-                "dict": [
-                    [parse_static_data(key, depth + 1), parse_static_data(value, depth + 1)]
-                    for key, value in pairs
-                ]
-            }
+            return {"dict": [[below(key), below(value)] for key, value in pairs]}
         case {"sha256": str()}:
             return form
     return None
