@@ -266,8 +266,11 @@ class StepCatalog:
         stranger = stands_there(self.root.storage, step)
         which = f", which has {shown}" if steps else why_no_steps(self.root.storage)
         which = which or ", which has none"
-        message = f"there is no step {step} in {self.root.where}{which}{stranger}"
-        return StepNotFound(message, step=step, path=self.path_of(step))
+        return StepNotFound(
+            f"there is no step {step} in {self.root.where}{which}{stranger}",
+            step=step,
+            path=self.path_of(step),
+        )
 
     @contextlib.contextmanager
     def _opened(self, step: int) -> Iterator[CheckpointReader]:

@@ -79,11 +79,12 @@ def _encode(leaf: Any, path: str) -> Any:
         }
         return Node(known.name, encoded)
     except Exception as error:
-        message = (
+        raise UnsupportedLeaf(
             f"{leaf_at(path)} is a {type_name(type(leaf))}, whose to_fields failed:"
-            f" {error_text(error)}"
-        )
-        raise UnsupportedLeaf(message, leaf=path, found=type_name(type(leaf))) from error
+            f" {error_text(error)}",
+            leaf=path,
+            found=type_name(type(leaf)),
+        ) from error
 
 
 def decode_leaf_types(tree: Any) -> Any:
@@ -115,8 +116,9 @@ def make_leaf(name: str, fields: dict[str, Any]) -> Any:
     try:
         return _by_name[name].from_fields(fields)
     except Exception as error:
-        message = (
+        raise TreeMismatch(
             f"the leaf type {name!r} cannot be made of its fields {sorted(fields)}:"
-            f" {error_text(error)}"
-        )
-        raise TreeMismatch(message, expected=name, found=str(sorted(fields))) from error
+            f" {error_text(error)}",
+            expected=name,
+            found=str(sorted(fields)),
+        ) from error

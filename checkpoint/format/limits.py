@@ -91,13 +91,11 @@ def encode_json(value: Any, what: str) -> bytes:
         data = _dump(value)
     except UnicodeEncodeError as error:
         part = error.object[error.start : error.end]
-        message = (
+        raise ValueError(
             f"{_culprit(value, what)} cannot be saved as JSON: it is not valid UTF-8: {part!r}"
-        )
-        raise ValueError(message) from error
+        ) from error
     except (TypeError, ValueError, RecursionError) as error:
-        message = f"{_culprit(value, what)} cannot be saved as JSON: {error}"
-        raise type(error)(message) from error
+        raise type(error)(f"{_culprit(value, what)} cannot be saved as JSON: {error}") from error
     if len(data) > JSON_LIMIT_BYTES:
         raise ValueError(
             f"{what} has {len(data):,} bytes as JSON, a reader takes {JSON_LIMIT_BYTES:,}; put"

@@ -141,11 +141,13 @@ def _join(name: str, pieces: Iterable[memoryview], where: str) -> bytes:
     for piece in pieces:
         data += piece
         if len(data) > JSON_LIMIT_BYTES:
-            message = (
+            raise TreeMismatch(
                 f"{where}: the file {name!r} has more than {JSON_LIMIT_BYTES:,} bytes, and is not"
-                " returned as one object; pass a `like`: Files(read=...)"
+                " returned as one object; pass a `like`: Files(read=...)",
+                path=where,
+                leaf=name,
+                expected="Files(read=...)",
             )
-            raise TreeMismatch(message, path=where, leaf=name, expected="Files(read=...)")
     return bytes(data)
 
 

@@ -182,10 +182,10 @@ def _parse_checksums(metadata: Any, sizes: Sequence[int], path: str) -> list[Chu
     prefixes = np.frombuffer(base64.b64decode(encoded, validate=True), "<u4").tolist()
     counts = [count_prefixes(nbytes) for nbytes in sizes]
     if sum(counts) != len(prefixes):
-        message = (
-            f"the header has checksums of {len(prefixes)} prefixes, its chunks have {sum(counts)}"
+        raise HostileCheckpoint.at(
+            path,
+            f"the header has checksums of {len(prefixes)} prefixes, its chunks have {sum(counts)}",
         )
-        raise HostileCheckpoint.at(path, message)
     rest = iter(prefixes)
     return [
         ChunkChecksum(crc, tuple(itertools.islice(rest, count)))

@@ -138,11 +138,13 @@ def parse_fetched(data: bytes, storage: Readable, step_dir: str) -> Record:
         record = parse_record(data, path)
     number = other_step(record.step, storage, step_dir)
     if number is not None:
-        message = (
+        raise Corrupt(
             f"{path}: this is the record of step {record.step}, in the folder of step {number};"
-            f" call the folder as step {record.step} again, or by a name that is no step's"
+            f" call the folder as step {record.step} again, or by a name that is no step's",
+            path=path,
+            file=path,
+            step=number,
         )
-        raise Corrupt(message, path=path, file=path, step=number)
     return record
 
 
@@ -180,8 +182,10 @@ def fetch_record(storage: Readable, step_dir: str) -> bytes:
     try:
         return read_surely(storage, name, lambda: storage.fetch(name, RECORD_LIMIT_BYTES))
     except (FileNotFoundError, NotADirectoryError) as error:
-        message = f"there is no checkpoint at {join(storage.root, step_dir)}: {path} is missing"
-        raise StepNotFound(message, path=path) from error
+        raise StepNotFound(
+            f"there is no checkpoint at {join(storage.root, step_dir)}: {path} is missing",
+            path=path,
+        ) from error
     except IsADirectoryError as error:
         raise Corrupt.at(path, "the record is a folder") from error
     except OverflowError as error:
@@ -198,11 +202,11 @@ def check_record(data: bytes, path: str) -> None:
 def check_record_size(data: bytes, path: str) -> None:
     """Raises HostileCheckpoint for a record that is longer than readers take."""
     if len(data) > RECORD_LIMIT_BYTES:
-        message = (
+        raise HostileCheckpoint(
             f"{path}: its record would have {len(data):,} bytes, and readers take at most"
-            f" {RECORD_LIMIT_BYTES:,}; save fewer leaves, or shorter names, values and metadata"
+            f" {RECORD_LIMIT_BYTES:,}; save fewer leaves, or shorter names, values and metadata",
+            path=path,
         )
-        raise HostileCheckpoint(message, path=path)
 
 
 def chunk_runs(where: Ints) -> list[list[int]]:
@@ -248,31 +252,32 @@ def parse_record(data: bytes, path: str) -> Record:
     CheckpointError where there is no memory for it.
     """
     if not is_sealed(data):
-        message = (
+        raise Corrupt.at(
+            path,
             "the record's checksum does not fit its bytes; the file was damaged after it was"
-            " written"
+            " written",
         )
-        raise Corrupt.at(path, message)
     try:
         return _parse(json.loads(data), path)
     except MALFORMED as error:
-        message = f"this is not a record that holdfast writes: {error!r}"
-        raise HostileCheckpoint.at(path, message) from error
+        raise HostileCheckpoint.at(
+            path, f"this is not a record that holdfast writes: {error!r}"
+        ) from error
     except MemoryError as error:
-        message = (
+        raise CheckpointError(
             f"{path}: there is no memory for this record of {len(data):,} bytes; read it on a"
-            " machine that has more, or where more is free"
-        )
-        raise CheckpointError(message, path=path) from error
+            " machine that has more, or where more is free",
+            path=path,
+        ) from error
 
 
 def _parse(data: dict[str, Any], path: str) -> Record:
     if data["format"] != FORMAT:
-        message = (
+        raise HostileCheckpoint.at(
+            path,
             f"the format is {data['format']!r}, this version reads {FORMAT!r}; read it with the"
-            " version that wrote it"
+            " version that wrote it",
         )
-        raise HostileCheckpoint.at(path, message)
     return Record(
         path=path,
         step=whole(data["step"]),
@@ -291,8 +296,9 @@ def _parse(data: dict[str, Any], path: str) -> Record:
 def _parse_save_id(save_id: Any, path: str) -> str:
     """Checks the id of the save, which becomes a part of names in `.holdfast/`."""
     if type(save_id) is not str or not SAVE_ID.fullmatch(save_id):
-        message = f"{save_id!r:.100} is no id of a save: expected 8 or 16 hexadecimal digits"
-        raise HostileCheckpoint.at(path, message)
+        raise HostileCheckpoint.at(
+            path, f"{save_id!r:.100} is no id of a save: expected 8 or 16 hexadecimal digits"
+        )
     return save_id
 
 

@@ -136,11 +136,12 @@ def flatten(tree: Any) -> tuple[list[Any], PyTreeDef]:
         if found is None:
             raise
         path, kinds = found
-        message = (
+        raise UnsupportedLeaf(
             f"the dict at {path or 'the root'!r} has keys of {' and '.join(kinds)}, which jax"
-            " cannot sort; use str or int alone"
-        )
-        raise UnsupportedLeaf(message, leaf=path, found="dict with unsorted keys") from error
+            " cannot sort; use str or int alone",
+            leaf=path,
+            found="dict with unsorted keys",
+        ) from error
 
 
 class Description(NamedTuple):
@@ -373,11 +374,12 @@ def _kind(tree: Any, keys: list[Any], path: str) -> dict[str, Any]:
     if type(tree) in _MAPPINGS:
         for key in keys:
             if type(key) not in (str, int):
-                message = (
+                raise UnsupportedLeaf(
                     f"the dict at {path or 'the root'!r} has the key {key!r}; keys must be str or"
-                    " int: rename it before saving"
+                    " int: rename it before saving",
+                    leaf=path,
+                    found=f"key of type {type(key).__name__}",
                 )
-                raise UnsupportedLeaf(message, leaf=path, found=f"key of type {type(key).__name__}")
         return {"kind": _MAPPINGS[type(tree)], "keys": keys}
     if type(tree) in (list, tuple):
         return {"kind": type(tree).__name__}
@@ -461,11 +463,12 @@ def _call(cls: type, keys: Sequence[str | int], children: Sequence[Any]) -> Any:
             return cls(**dict(zip(map(str, keys), children, strict=True)))
         return cls(*children)
     except (TypeError, ValueError) as error:
-        message = (
+        raise TreeMismatch(
             f"{type_name(cls)} cannot be made of its fields {list(keys)}: {error}; pass a `like`"
-            " that holds one instead"
-        )
-        raise TreeMismatch(message, expected=type_name(cls), found=str(list(keys))) from error
+            " that holds one instead",
+            expected=type_name(cls),
+            found=str(list(keys)),
+        ) from error
 
 
 @functools.lru_cache(256)
@@ -480,8 +483,9 @@ def check_description(node: Any, leaf_count: int, path: str) -> None:
     It has each leaf once and in order.
     """
     if _check(node, 0, 0, path) != leaf_count:
-        message = f"the tree and its list of {leaf_count} leaves do not belong together"
-        raise HostileCheckpoint.at(path, message)
+        raise HostileCheckpoint.at(
+            path, f"the tree and its list of {leaf_count} leaves do not belong together"
+        )
 
 
 def _check(node: Any, done: int, depth: int, path: str) -> int:
@@ -490,8 +494,7 @@ def _check(node: Any, done: int, depth: int, path: str) -> int:
     if type(node) is int and node == done:
         return done + 1
     if depth > MAX_DEPTH or not isinstance(node, dict) or not _is_node(node):
-        message = "the tree's description is not one that holdfast writes"
-        raise HostileCheckpoint.at(path, message)
+        raise HostileCheckpoint.at(path, "the tree's description is not one that holdfast writes")
     for child in node["nodes"]:
         done = _check(child, done, depth + 1, path)
     return done

@@ -72,8 +72,9 @@ def verify_host_step(root: Storage, path: str, step: HostStep) -> int:
     except (Corrupt, FileNotFoundError) as error:
         if any(step.key == found.key for found in list_host_steps(root, path)):
             raise
-        message = f"{path}: the local step {step.key.step} was deleted while it was being read"
-        raise StepGone(message, path=path) from error
+        raise StepGone(
+            f"{path}: the local step {step.key.step} was deleted while it was being read", path=path
+        ) from error
 
 
 def _verify_parts(root: Storage, path: str, step: HostStep) -> int:

@@ -103,8 +103,9 @@ class LocalSteps:
             return
         where = self._store.root
         if self.is_strict:
-            message = f"the local tier of {where} cannot be used: {self.off}"
-            raise CheckpointError(message, path=self.root.where)
+            raise CheckpointError(
+                f"the local tier of {where} cannot be used: {self.off}", path=self.root.where
+            )
         if self.root.group.index == 0:
             _log.warning("the local tier of %s is off: %s", where, self.off)
 

@@ -65,8 +65,9 @@ class PartCopier:
         try:
             return self._copy(owner, key, folder, save)
         except PeerFailed as error:
-            message = f"process {owner}'s part was not copied: {error.strerror}"
-            raise PeerFailed(errno.EIO, message) from error
+            raise PeerFailed(
+                errno.EIO, f"process {owner}'s part was not copied: {error.strerror}"
+            ) from error
 
     def _copy(self, owner: int, key: LocalKey, folder: HostFolder, save: OneSave) -> Part:
         meeting = self._meeting
@@ -81,8 +82,9 @@ class PartCopier:
             try:
                 data = peer.wait(name, remaining_s())
             except FileNotFoundError:
-                message = f"process {owner} has given its part of step {key.step} up"
-                raise PartGivenUp(message) from None
+                raise PartGivenUp(
+                    f"process {owner} has given its part of step {key.step} up"
+                ) from None
             part = Part.from_bytes(data, f"{peer.address}: {name}")
             # The peer may serve the folder of another run, or an earlier life of this step.
             if (part.run, part.key, part.process) != (folder.run, key, owner):

@@ -120,15 +120,16 @@ class Part:
         for what no process of ours writes.
         """
         if not is_sealed(data):
-            message = (
-                "the part's checksum does not fit its bytes; it was damaged after it was written"
+            raise Corrupt.at(
+                path,
+                "the part's checksum does not fit its bytes; it was damaged after it was written",
             )
-            raise Corrupt.at(path, message)
         try:
             return _parse_part(json.loads(data))
         except MALFORMED as error:
-            message = f"this is not a part that holdfast writes: {error!r}"
-            raise HostileCheckpoint.at(path, message) from error
+            raise HostileCheckpoint.at(
+                path, f"this is not a part that holdfast writes: {error!r}"
+            ) from error
 
     def summary(self) -> PartSummary:
         """Returns what an inventory says of the part."""
