@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -116,16 +116,6 @@ class ProgressBar:
 
     def __call__(self, progress: Progress) -> None:
         """Redraws the bar."""
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
-        from rich.progress import Progress as Rich
-
         shown = f"{progress.phase} step {progress.step}"
         with self._lock:
             bar = self._bar
@@ -133,14 +123,7 @@ class ProgressBar:
                 bar.stop()
                 bar = None
             if bar is None:
-                columns = (
-                    TextColumn("{task.description}"),
-                    BarColumn(),
-                    DownloadColumn(),
-                    TransferSpeedColumn(),
-                    TimeRemainingColumn(),
-                )
-                bar = Rich(*columns, console=Console(stderr=True), transient=True)
+                bar = _rich_bar()
                 if not bar.console.is_terminal:
                     return
                 bar.add_task(shown, total=progress.total_bytes)
@@ -150,6 +133,21 @@ class ProgressBar:
                 bar.stop()
                 bar = None
             self._bar = bar
+
+
+def _rich_bar() -> Any:
+    from rich import progress
+    from rich.console import Console
+
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
 
 
 @dataclass(repr=False)
@@ -232,6 +230,16 @@ _WORDS = {
     "on_save_error": '"raise" or "warn"',
     "on_replicas_differ": '"warn", "raise" or "ignore"',
 }
+_ABOVE_0 = (
+    "save_timeout_s",
+    "restore_timeout_s",
+    "exit_timeout_s",
+    "claim_age_s",
+    "host_memory_bytes",
+    "hang_timeout_s",
+)
+_WHOLE = ("max_missed_saves", "full_every", "max_steps_ahead")
+_FUNCTIONS = ("may_differ", "per_process", "progress")
 
 
 def _check_above_0(
@@ -346,32 +354,22 @@ class Options:
             value = getattr(self, name)
             if value not in words.split('"')[1::2]:
                 raise ValueError(f"Options: {name} is {words}, not {value!r}")
-        _check_above_0(
-            self,
-            (
-                "save_timeout_s",
-                "restore_timeout_s",
-                "exit_timeout_s",
-                "claim_age_s",
-                "host_memory_bytes",
-                "hang_timeout_s",
-            ),
-            whole=("max_missed_saves", "full_every", "max_steps_ahead"),
-        )
-        for name in ("may_differ", "per_process", "progress"):
+        _check_above_0(self, _ABOVE_0, whole=_WHOLE)
+        for name in _FUNCTIONS:
             function = getattr(self, name)
             if function is not None and not callable(function):
                 raise TypeError(f"Options: {name} expects a function, found {function!r}")
         if self.hang_exit and self.hang_timeout_s is None:
             raise ValueError("Options: hang_exit=True expects hang_timeout_s, the time until then")
         # The next save reads the files, and its sweep deletes in the folders.
-        _check_mode("file_mode", self.file_mode, 0o400)
-        _check_mode("folder_mode", self.folder_mode, 0o700)
+        _check_mode(self, "file_mode", 0o400)
+        _check_mode(self, "folder_mode", 0o700)
         if self.full_every is not None and not self.incremental:
             raise ValueError(f"Options: full_every={self.full_every!r} expects incremental=True")
 
 
-def _check_mode(name: str, mode: int | None, needed: int) -> None:
+def _check_mode(options: Options, name: str, needed: int) -> None:
+    mode = getattr(options, name)
     if mode is None:
         return
     if not isinstance(mode, int) or mode & needed != needed or mode > 0o7777:
@@ -399,16 +397,17 @@ class Local:
     """
 
     path: str | os.PathLike[str]
-    save_policy: SavePolicy = field(kw_only=True)
-    replicas: int = field(default=1, kw_only=True)
-    keep: int = field(default=1, kw_only=True)
-    max_bytes: int | None = field(default=None, kw_only=True)
-    rate_bytes_s: float | None = field(default=None, kw_only=True)
-    timeout_s: float = field(default=120.0, kw_only=True)
-    sync: bool = field(default=False, kw_only=True)
-    strict: bool = field(default=False, kw_only=True)
-    address: str | None = field(default=None, kw_only=True)
-    failure_domain: str | None = field(default=None, kw_only=True)
+    _: KW_ONLY
+    save_policy: SavePolicy
+    replicas: int = 1
+    keep: int = 1
+    max_bytes: int | None = None
+    rate_bytes_s: float | None = None
+    timeout_s: float = 120.0
+    sync: bool = False
+    strict: bool = False
+    address: str | None = None
+    failure_domain: str | None = None
 
     def __post_init__(self) -> None:
         check_save_policy("save_policy", self.save_policy)
@@ -438,13 +437,7 @@ def absolute(path: str | os.PathLike[str]) -> str:
     if _URL.match(text):
         if not text.startswith("file://"):
             return text
-        host, slash, rest = text.removeprefix("file://").partition("/")
-        if host not in ("", "localhost"):
-            raise ValueError(
-                f"found {text!r}, a folder of the host {host!r}; expected file:///folder for one of"
-                " this machine, or its path without file://"
-            )
-        text = slash + os.fsdecode(unquote_to_bytes(rest))
+        text = _path_in_url(text)
     if not text:
         raise ValueError(
             f"found the path {path!r}, which is empty; expected a folder or a URL (the current"
@@ -460,11 +453,27 @@ def absolute(path: str | os.PathLike[str]) -> str:
     except FileNotFoundError:
         what = "the current folder was deleted, and the path is relative: give an absolute one"
         raise FileNotFoundError(errno.ENOENT, what, text) from None
-    if ".." not in known.parts:
-        return str(known)
+    return str(_without_dots(known))
+
+
+def _without_dots(path: Path) -> Path:
+    parts = path.parts
+    if ".." not in parts:
+        return path
     # What `..` leaves may be a link, whose own folder is meant then.
-    last = len(known.parts) - known.parts[::-1].index("..")
-    return str(Path(os.path.realpath(Path(*known.parts[:last])), *known.parts[last:]))
+    last = len(parts) - parts[::-1].index("..")
+    return Path(os.path.realpath(Path(*parts[:last])), *parts[last:])
+
+
+def _path_in_url(url: str) -> str:
+    """Returns the path of a folder of this machine, out of its URL."""
+    host, slash, rest = url.removeprefix("file://").partition("/")
+    if host not in ("", "localhost"):
+        raise ValueError(
+            f"found {url!r}, a folder of the host {host!r}; expected file:///folder for one of"
+            " this machine, or its path without file://"
+        )
+    return slash + os.fsdecode(unquote_to_bytes(rest))
 
 
 def _text(path: Any) -> str:

@@ -18,6 +18,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,22 +106,27 @@ class HostStorage(LocalStorage):
         """
         with self._spare_lock:
             spare = min(self._spare, key=lambda spare: abs(spare.size - size), default=None)
-            if spare is None:
-                return create_own_file(path)
-            self._spare.remove(spare)
-        file = -1
-        try:
-            file = os.open(spare.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            found = os.fstat(file)
-            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-                os.rename(spare.path, path)
-                _remove_empty(spare.path.parents[:3])
-                return file
-        except OSError as error:
-            _log.debug("%s is not written over: %s", spare.path, error)
-        if file >= 0:
-            os.close(file)
-        return create_own_file(path)
+            if spare is not None:
+                self._spare.remove(spare)
+        file = None if spare is None else _renamed(spare.path, path)
+        return create_own_file(path) if file is None else file
+
+
+def _renamed(spare: Path, path: Path) -> int | None:
+    """Returns the descriptor of a spare file under a new name, None where that failed."""
+    file = -1
+    try:
+        file = os.open(spare, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        found = os.fstat(file)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+            os.rename(spare, path)
+            _remove_empty(spare.parents[:3])
+            return file
+    except OSError as error:
+        _log.debug("%s is not written over: %s", spare, error)
+    if file >= 0:
+        os.close(file)
+    return None
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
@@ -144,18 +150,12 @@ class HostFolder:
 
     def publish(self, written: Part, data: bytes) -> None:
         """Makes a part exist, all of whose files are there, in one operation."""
-        path = self.path / written.key.part_name(written.process)
+        path = self.path / written.name
         made = path.with_suffix(".new")
         syncs = self.storage.syncs
         descriptor = in_folder(made, lambda: create_own_file(made), FOLDER_MODE, syncs=syncs)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                if syncs:
-                    for folder in {(self.path / name).parent for name in written.files}:
-                        sync_folder(folder)
-                    os.fsync(file.fileno())
+            self._write_text(descriptor, data, written.files)
             os.replace(made, path)
         except BaseException:
             made.unlink(missing_ok=True)
@@ -165,6 +165,16 @@ class HostFolder:
         with self._lock:
             self._kept.setdefault(written.key, []).append(written)
 
+    def _write_text(self, descriptor: int, data: bytes, files: Iterable[str]) -> None:
+        """Writes the text of a part; the names of its files are durable before it."""
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            if self.storage.syncs:
+                for folder in {(self.path / name).parent for name in files}:
+                    sync_folder(folder)
+                os.fsync(file.fileno())
+
     def let_go(self, key: LocalKey, more_files: Iterable[str] = ()) -> None:
         """Ends the parts of a local save that this process has written; their files are spare from
         then on, and so are `more_files`.
@@ -172,7 +182,7 @@ class HostFolder:
         with self._lock:
             parts = self._kept.get(key, [])
         for part in parts:
-            (self.path / key.part_name(part.process)).unlink(missing_ok=True)
+            (self.path / part.name).unlink(missing_ok=True)
         with self._lock:
             self._kept.pop(key, None)
         self.storage.spare({*(name for part in parts for name in part.files), *more_files})
@@ -203,7 +213,7 @@ class HostFolder:
     def _read(self, path: Path) -> Part:
         data = self.storage.fetch(str(path.relative_to(self.path)), PART_LIMIT_BYTES)
         part = Part.from_bytes(data, str(path))
-        if part.run != self.run or path != self.path / part.key.part_name(part.process):
+        if part.run != self.run or path != self.path / part.name:
             raise ValueError(
                 f"it is process {part.process}'s part of {part.key} of run {part.run}, under"
                 " another name"
@@ -256,13 +266,13 @@ class HostFolder:
         self.storage.drop_spare()
 
 
+@dataclass
 class RunFolder:
     """This host's folder of the root's run, which is known once the root has a branch."""
 
-    def __init__(self, path: Path, *, syncs: bool) -> None:
-        self._path = path
-        self._syncs = syncs
-        self._folder: HostFolder | None = None
+    path: Path
+    syncs: bool
+    _folder: HostFolder | None = None
 
     def open(self, run: str) -> HostFolder:
         """Returns the folder of a run, which is made if it is missing.
@@ -272,8 +282,8 @@ class RunFolder:
         """
         # First: where the folder cannot be made, steps are read from the other hosts.
         if self._folder is None or self._folder.run != run:
-            self._folder = HostFolder(self._path, run, syncs=self._syncs)
-        make_folders(self._folder.path, FOLDER_MODE, syncs=self._syncs)
+            self._folder = HostFolder(self.path, run, syncs=self.syncs)
+        make_folders(self._folder.path, FOLDER_MODE, syncs=self.syncs)
         check_run_folder(self._folder.path)
         return self._folder
 

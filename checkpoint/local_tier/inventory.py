@@ -79,16 +79,20 @@ def survey(
     judged: list[SurveyVerdict] = []
 
     def decide(inventories: list[Inventory]) -> SurveyVerdict:
-        why_off = next(filter(None, (inventory.error for inventory in inventories)), "")
-        unseen = next(filter(None, (inventory.unseen for inventory in inventories)), "")
-        steps = [] if why_off else living_steps(inventories, branches)[:MOST_FOUND]
-        judged.append(SurveyVerdict(steps, why_off, unseen))
+        judged.append(_judge(inventories, branches))
         return judged[0].told()
 
     told = exchange(group, name, own, decide, SurveyVerdict, timeout_s=timeout_s)
     if told.unseen:
         raise CheckpointError(told.unseen)
     return judged[0] if judged else told
+
+
+def _judge(inventories: Sequence[Inventory], branches: Collection[Branch]) -> SurveyVerdict:
+    why_off = next(filter(None, (inventory.error for inventory in inventories)), "")
+    unseen = next(filter(None, (inventory.unseen for inventory in inventories)), "")
+    steps = [] if why_off else living_steps(inventories, branches)[:MOST_FOUND]
+    return SurveyVerdict(steps, why_off, unseen)
 
 
 def find_whole(inventories: Sequence[Inventory]) -> list[FoundStep]:
@@ -130,17 +134,8 @@ def record_of(found: FoundStep, head: StepHead) -> bytes:
     Raises SaveFailed where the reports do not fit together, as at a commit; HostileCheckpoint.
     """
     key = found.key
-    shares = [
-        {name: ItemReport.from_json(report) for name, report in json.loads(text).items()}
-        for text in found.reports
-    ]
+    shares = _parse_shares(found, head)
     items: dict[str, tuple[TreeText | None, list[ItemReport]]] = {}
-    for process, share in enumerate(shares):
-        if set(share) != set(shares[0]) or not set(head.trees) <= set(share):
-            raise SaveFailed(
-                f"local step {key.step}: process {process} saved the items {sorted(share)}, others"
-                f" {sorted(shares[0])}"
-            )
     for name in shares[0]:
         tree = head.trees.get(name)
         reports = [share[name] for share in shares]
@@ -157,6 +152,21 @@ def record_of(found: FoundStep, head: StepHead) -> bytes:
         opening=key.branch,
     )
     return build_record(record_head, items)
+
+
+def _parse_shares(found: FoundStep, head: StepHead) -> list[dict[str, ItemReport]]:
+    """Returns, by process, what it has saved of each item."""
+    shares = [
+        {name: ItemReport.from_json(report) for name, report in json.loads(text).items()}
+        for text in found.reports
+    ]
+    for process, share in enumerate(shares):
+        if share.keys() != shares[0].keys() or not head.trees.keys() <= share.keys():
+            raise SaveFailed(
+                f"local step {found.key.step}: process {process} saved the items {sorted(share)},"
+                f" others {sorted(shares[0])}"
+            )
+    return shares
 
 
 def _check_item(name: str, tree: TreeText | None, reports: Sequence[ItemReport]) -> None:

@@ -120,7 +120,6 @@ class LocalSave(SaveWork):
         """Deletes what is dead by now, and refuses a save that there is no room for."""
         place = self._place
         keep = place.local.keep
-        where = Path(place.root.where)
         if self._cleans:
             stay = [key for key in self._known if key.step <= branch.base][:keep]
             place.withdraw(folder.prune(branch.number, place.root.writer.id, stay))
@@ -133,16 +132,7 @@ class LocalSave(SaveWork):
                 f" {need * (keep + 1):,} bytes here, above max_bytes={most:,}; raise it, or lower"
                 " replicas or keep"
             )
-        # Files that are written over give their bytes back.
-        free = shutil.disk_usage(where).free + folder.storage.spare_bytes()
-        if need > free:
-            held = _other_runs(where, folder.run)
-            raise OSError(
-                errno.ENOSPC,
-                f"a local step and its copies need {need:,} bytes here, {free:,} are free"
-                f"{held}; make room, or name another folder",
-                str(where),
-            )
+        _refuse_without_room(Path(place.root.where), folder, need)
 
     def build(self, reports: Sequence[SaveReport]) -> bytes:
         """Returns the record that a restore would build, which readers take."""
@@ -160,13 +150,24 @@ class LocalSave(SaveWork):
         # Before the files go: a peer that asks hears that they are not there.
         self._place.withdraw(key.folder for key in keys)
         for key in keys:
-            more_files: list[str] = []
-            if key == self.key:
-                more_files = [f"{key.folder}/{name}" for name in self._save.begun]
-            self.folder.let_go(key, more_files)
+            begun = self._save.begun if key == self.key else ()
+            self.folder.let_go(key, [f"{key.folder}/{name}" for name in begun])
         if result.error is None and self._cleans:
             writer_id = self._place.root.writer.id
             self._place.withdraw(self.folder.prune(self.key.branch, writer_id, stay))
+
+
+def _refuse_without_room(where: Path, folder: HostFolder, need: int) -> None:
+    # Files that are written over give their bytes back.
+    free = shutil.disk_usage(where).free + folder.storage.spare_bytes()
+    if need > free:
+        held = _other_runs(where, folder.run)
+        raise OSError(
+            errno.ENOSPC,
+            f"a local step and its copies need {need:,} bytes here, {free:,} are free{held};"
+            " make room, or name another folder",
+            str(where),
+        )
 
 
 def _other_runs(where: Path, run: str) -> str:

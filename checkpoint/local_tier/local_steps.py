@@ -242,18 +242,23 @@ class LocalSteps:
         if work.branch is not None:
             # Its file is durable, whatever became of the save.
             self.leave(work.branch)
-        if work.key is not None and work.folder is None:
-            self._place.withdraw([work.key.folder])
-        elif work.key is not None and work.folder is not None:
-            try:
-                goes = self._ended(work.key, work.folder, result)
-                work.delete(goes, self.found(), result)
-            except OSError as error:  # it is tried again after the next save
-                path = work.folder.path
-                _log.warning("local steps in %s could not be deleted yet: %s", path, error)
+        self._let_go(work, result)
         if result.survey:
             self._survey_after(save)
         return result
+
+    def _let_go(self, work: LocalSave, result: SaveResult) -> None:
+        """Deletes the local saves that go at the end of one."""
+        if work.key is None:
+            return
+        if work.folder is None:
+            self._place.withdraw([work.key.folder])
+            return
+        try:
+            goes = self._ended(work.key, work.folder, result)
+            work.delete(goes, self.found(), result)
+        except OSError as error:  # it is tried again after the next save
+            _log.warning("local steps in %s could not be deleted yet: %s", work.folder.path, error)
 
     def _survey_after(self, save: OneSave) -> None:
         """Surveys on the saving thread, since some process does not know what there is.

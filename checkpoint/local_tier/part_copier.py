@@ -6,6 +6,7 @@ import errno
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from holdfast.multihost.peers.peer_connection import PeerConnection, PeerFailed
 
@@ -78,21 +79,7 @@ class PartCopier:
         with PeerConnection(
             meeting.peers[owner].address, meeting.secret, meeting.tls, timeout_s=remaining_s()
         ) as peer:
-            name = key.part_name(owner)
-            try:
-                data = peer.wait(name, remaining_s())
-            except FileNotFoundError:
-                raise PartGivenUp(
-                    f"process {owner} has given its part of step {key.step} up"
-                ) from None
-            part = Part.from_bytes(data, f"{peer.address}: {name}")
-            # The peer may serve the folder of another run, or an earlier life of this step.
-            if (part.run, part.key, part.process) != (folder.run, key, owner):
-                raise PeerFailed(
-                    errno.EIO,
-                    f"process {owner} gave process {part.process}'s part of {part.key}, where its"
-                    f" own of {key} was asked for",
-                )
+            part, data = _fetch_part(peer, owner, key, folder.run, remaining_s())
             self._check_rate(sum(part.files.values()), save)
             self._copy_files(peer, part, folder, remaining_s)
         # Last, and only here: a part without all of its files is none.
@@ -124,37 +111,31 @@ class PartCopier:
             )
 
 
+@dataclass(frozen=True)
 class _PartSource:
     """The files of a peer's part as a store to read from, at a bounded rate. For one thread."""
 
     posix = None
     max_concurrency = 1
 
-    def __init__(
-        self,
-        peer: PeerConnection,
-        part: Part,
-        throttle: Throttle,
-        remaining_s: Callable[[], float],
-    ) -> None:
-        self._peer = peer
-        self._part = part
-        self._throttle = throttle
-        self._remaining_s = remaining_s
+    peer: PeerConnection
+    part: Part
+    throttle: Throttle
+    remaining_s: Callable[[], float]
 
     @property
     def root(self) -> str:
-        return self._peer.address
+        return self.peer.address
 
     def read_sized(
         self, name: str, offset: int, buffers: Sequence[memoryview]
     ) -> tuple[int, int | None]:
         """Fills the buffers; of the file there is as much as its part says: see TellsSizes."""
-        return self.read(name, offset, buffers), self._part.files[name]
+        return self.read(name, offset, buffers), self.part.files[name]
 
     def read(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        self._throttle.take(sum(buffer.nbytes for buffer in buffers))
-        return self._peer.read(name, offset, buffers, self._remaining_s())
+        self.throttle.take(sum(buffer.nbytes for buffer in buffers))
+        return self.peer.read(name, offset, buffers, self.remaining_s())
 
     def fetch(self, name: str, limit_bytes: int) -> bytes:
         """Raises FileNotFoundError: a part is no step, and has no record."""
@@ -165,6 +146,26 @@ class _PartSource:
     ) -> list[base.Entry]:
         """Lists nothing: the part says what there is."""
         return []
+
+
+def _fetch_part(
+    peer: PeerConnection, owner: int, key: LocalKey, run: str, timeout_s: float
+) -> tuple[Part, bytes]:
+    """Returns a peer's part once it is published, and its text."""
+    name = key.part_name(owner)
+    try:
+        data = peer.wait(name, timeout_s)
+    except FileNotFoundError:
+        raise PartGivenUp(f"process {owner} has given its part of step {key.step} up") from None
+    part = Part.from_bytes(data, f"{peer.address}: {name}")
+    # The peer may serve the folder of another run, or an earlier life of this step.
+    if (part.run, part.key, part.process) != (run, key, owner):
+        raise PeerFailed(
+            errno.EIO,
+            f"process {owner} gave process {part.process}'s part of {part.key}, where its own of"
+            f" {key} was asked for",
+        )
+    return part, data
 
 
 def copy_file(reader: ItemReader, report: FileReport, folder: HostFolder) -> None:

@@ -70,19 +70,26 @@ class PeerStorage:
         for rank in self._sources(name):
             self._last.of_file[name] = rank
             try:
-                if rank in self._own:
-                    return self._own_folder.read(name, offset, buffers)
-                return self._peers.read(rank, name, offset, buffers)
+                return self._read_from(rank, name, offset, buffers)
             except OSError as failed:
                 _log.warning("%s is read from another copy than rank %d's: %s", name, rank, failed)
                 if not is_shortage(error):  # which says nothing of the copies
                     error = failed
-                if not isinstance(failed, FileNotFoundError) and rank not in self._own:
-                    with self._lock:
-                        self._silent.add(rank)
         raise error or FileNotFoundError(
             errno.ENOENT, "no host that is there has a copy", join(self.root, name)
         )
+
+    def _read_from(self, rank: int, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        if rank in self._own:
+            return self._own_folder.read(name, offset, buffers)
+        try:
+            return self._peers.read(rank, name, offset, buffers)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            with self._lock:
+                self._silent.add(rank)
+            raise
 
     def _sources(self, name: str) -> list[int]:
         head = name.removeprefix(f"{self._folder}/").rpartition("/")[2].partition("-")[0]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import groupby, pairwise, zip_longest
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,14 @@ def group_hosts(members: Sequence[Member], replicas: int) -> list[list[str]]:
 
 def _blocks(members: Sequence[Member], size: int) -> list[list[str]]:
     """Returns the hosts of each slice, or of so many stretches of the only one."""
-    slices: dict[int, dict[str, None]] = {}
     slice_of: dict[str, int] = {}
     for member in members:
         # A host is of the slice of its first process.
-        slice_id = slice_of.setdefault(member.host, member.slice_id)
-        slices.setdefault(slice_id, {})[member.host] = None
-    blocks = [list(slices[slice_id]) for slice_id in sorted(slices)]
+        slice_of.setdefault(member.host, member.slice_id)
+    hosts = sorted(slice_of, key=slice_of.__getitem__)
+    blocks = [list(block) for _, block in groupby(hosts, slice_of.__getitem__)]
     if len(blocks) > 1:
         return blocks
-    (hosts,) = blocks
     ends = [len(hosts) * block // size for block in range(size + 1)]
     return [hosts[first:end] for first, end in pairwise(ends)]
 
@@ -60,9 +58,7 @@ def place_copies(members: Sequence[Member], replicas: int) -> list[list[int]]:
     copies: list[list[int]] = [[] for _ in members]
     for ring in group_hosts(members, replicas):
         for at, host in enumerate(ring):
-            others = [
-                ring[(at + turn) % len(ring)] for turn in range(1, min(replicas + 1, len(ring)))
-            ]
+            others = [*ring[at + 1 :], *ring[:at]][:replicas]
             for place, rank in enumerate(ranks[host]):
                 copies[rank] = [ranks[other][place % len(ranks[other])] for other in others]
     return copies

@@ -30,21 +30,10 @@ def open_step(place: HostPlace, step: FoundStep, question: str) -> Iterator[Hold
     """
     folder = step.key.folder
     text_name = f"{folder}/record"
-
-    def pack() -> str:
-        # The primary alone has the reports of all parts, and builds the record of them.
-        packed = zlib.compress(record_of(step, read_head(place, step)), 1)
-        server = place.meeting.server
-        if len(packed) <= MESSAGE_BYTES or server is None:
-            return base64.b64encode(packed).decode()
-        # Larger than what one service sends to all: each fetches it.
-        server.offer(text_name, packed)
-        return ""
-
     told: str = ask_primary(
         place.root.group,
         f"{place.messages}/record",
-        pack,
+        lambda: _pack_record(place, step, text_name),
         place.root.options.restore_timeout_s,
         question=question,
     )
@@ -53,6 +42,18 @@ def open_step(place: HostPlace, step: FoundStep, question: str) -> Iterator[Hold
     with contextlib.closing(_storage_of(place, step, data)) as storage:
         record = parse_record(data, f"{storage.root}/{folder}")
         yield HoldfastCheckpoint(storage, folder, record)
+
+
+def _pack_record(place: HostPlace, step: FoundStep, text_name: str) -> str:
+    """Returns the record as a text, "" where each process has to fetch it by its name."""
+    # The primary alone has the reports of all parts, and builds the record of them.
+    packed = zlib.compress(record_of(step, read_head(place, step)), 1)
+    server = place.meeting.server
+    if len(packed) <= MESSAGE_BYTES or server is None:
+        return base64.b64encode(packed).decode()
+    # Larger than what one service sends to all: each fetches it.
+    server.offer(text_name, packed)
+    return ""
 
 
 def read_head(place: HostPlace, step: FoundStep) -> StepHead:
@@ -99,7 +100,7 @@ def _text_of(place: HostPlace, rank: int, name: str) -> bytes:
 
 def _storage_of(place: HostPlace, step: FoundStep, record: bytes) -> PeerStorage:
     meeting = place.meeting
-    addresses = {rank: peer.address for rank, peer in enumerate(meeting.peers)}
+    addresses = dict(enumerate(peer.address for peer in meeting.peers))
     peers = Peers(addresses, meeting.secret, place.local.timeout_s, meeting.tls)
     holders = []
     for ranks in step.holders:
