@@ -300,8 +300,8 @@ class RunFolder:
 
 def _parts_in(folder: Path) -> list[Path]:
     # Path.glob passes over a folder that it cannot list.
-    entries = (Path(entry) for entry in scan_folder(folder))
-    return sorted(path for path in entries if path.match("part-*.json"))
+    paths = map(Path, scan_folder(folder))
+    return sorted(path for path in paths if path.match("part-*.json"))
 
 
 def create_own_file(path: Path) -> int:

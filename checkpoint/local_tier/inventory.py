@@ -135,23 +135,22 @@ def record_of(found: FoundStep, head: StepHead) -> bytes:
     """
     key = found.key
     shares = _parse_shares(found, head)
-    items: dict[str, tuple[TreeText | None, list[ItemReport]]] = {}
-    for name in shares[0]:
-        tree = head.trees.get(name)
-        reports = [share[name] for share in shares]
+    items = {name: (head.trees.get(name), [share[name] for share in shares]) for name in shares[0]}
+    for name, (tree, reports) in items.items():
         _check_item(name, tree, reports)
-        items[name] = tree, reports
-    record_head = RecordHead(
-        key.step,
-        writer=key.save_id,
-        processes=key.processes,
-        started_s=head.started_s,
-        finished_s=head.finished_s,
-        metrics=head.metrics,
-        metadata=head.metadata,
-        opening=key.branch,
+    return build_record(
+        RecordHead(
+            key.step,
+            writer=key.save_id,
+            processes=key.processes,
+            started_s=head.started_s,
+            finished_s=head.finished_s,
+            metrics=head.metrics,
+            metadata=head.metadata,
+            opening=key.branch,
+        ),
+        items,
     )
-    return build_record(record_head, items)
 
 
 def _parse_shares(found: FoundStep, head: StepHead) -> list[dict[str, ItemReport]]:
@@ -171,19 +170,25 @@ def _parse_shares(found: FoundStep, head: StepHead) -> list[dict[str, ItemReport
 
 def _check_item(name: str, tree: TreeText | None, reports: Sequence[ItemReport]) -> None:
     if tree is None:
-        if reports[0].names is None and not any(report.files for report in reports[1:]):
+        first, *others = reports
+        if first.names is None and not any(report.files for report in others):
             check_json(name, reports)
         return
-    lengths = {(len(report.local), len(report.values)) for report in reports[1:]}
-    if (
-        sum(len(report.files) for report in reports) != tree.files
-        or len(reports[0].values) != len(tree.values)
-        or lengths - {(len(tree.names), sum(tree.values))}
-        or (len(reports) > 1 and len(reports[0].local) != len(tree.names))
-        or any(report.where is not None for report in reports)
-    ):
+    if not _fit_plan(reports, tree):
         raise HostileCheckpoint(
             f"item {name!r} of a local step: the reports of its parts are not what its plan"
             " asks for"
         )
     check_shares(name, tree, reports)
+
+
+def _fit_plan(reports: Sequence[ItemReport], tree: TreeText) -> bool:
+    first, *others = reports
+    lengths = {(len(report.local), len(report.values)) for report in others}
+    return (
+        sum(len(report.files) for report in reports) == tree.files
+        and len(first.values) == len(tree.values)
+        and lengths <= {(len(tree.names), sum(tree.values))}
+        and (not others or len(first.local) == len(tree.names))
+        and all(report.where is None for report in reports)
+    )

@@ -89,14 +89,15 @@ class LocalSave(SaveWork):
             assert branch is not None
             return branch
 
-        fields = ask_primary(
-            save.group,
-            f"{save.messages}/begin",
-            begin,
-            self._place.local.timeout_s,
-            question=save.key.save_id,
+        return Branch(
+            **ask_primary(
+                save.group,
+                f"{save.messages}/begin",
+                begin,
+                self._place.local.timeout_s,
+                question=save.key.save_id,
+            )
         )
-        return Branch(**fields)
 
     def _write_part(self, key: LocalKey, folder: HostFolder) -> Part:
         save = self._save

@@ -122,8 +122,8 @@ class LocalSteps:
     def _survey(self, name: str, timeout_s: float) -> None:
         """Finds out what there is, by messages of that `name`."""
         group = self.root.group
-        fields = ask_primary(group, f"{name}/branches", self._read_branches, timeout_s)
-        branches = [Branch(**each) for each in fields]
+        told = ask_primary(group, f"{name}/branches", self._read_branches, timeout_s)
+        branches = [Branch(**fields) for fields in told]
         own = Inventory(error=self.off) if self.off else self._list(run_of(branches))
         verdict = survey(group, name, own, branches, timeout_s)
         with self._lock:

@@ -5,6 +5,7 @@ all.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import time
@@ -130,44 +131,18 @@ def meet(local: Local, group: Group, name: str, tls: PeerTls | None) -> Meeting:
 
     What a process cannot make is its peer's `error`. Raises BarrierTimeout, ProcessLost.
     """
-    timeout_s = local.timeout_s
-    drawn: str = ask_primary(group, f"{name}/secret", lambda: secrets.token_hex(32), timeout_s)
-    secret = bytes.fromhex(drawn)
     stand = _Stand(local, group, tls)
     try:
-        own = stand.introduce(secret)
-        attendance = exchange(
-            group, f"{name}/peers", own, Attendance, Attendance, timeout_s=timeout_s
-        )
-        peers = attendance.peers
-
-        def decide(looks: list[Look]) -> FolderVerdict:
-            errors = [peer.error for peer in peers]
-            errors += [_why_unreachable(peers), *(look.error for look in looks)]
-            return FolderVerdict([look.lister for look in looks], next(filter(None, errors), ""))
-
-        seen = exchange(
-            group, f"{name}/look", stand.look(peers), decide, FolderVerdict, timeout_s=timeout_s
-        )
+        return stand.meet(name)
     except BaseException:
         # A server that nobody closes would serve parts of a job that gave its tier up.
-        stand.close()
+        if stand.server is not None:
+            stand.server.close()
         raise
     finally:
         # All have looked by now.
         with contextlib.suppress(OSError):
             stand.mark.unlink()
-    members = [Member(peer.host, peer.slice_id) for peer in peers]
-    return Meeting(
-        index=group.index,
-        peers=peers,
-        secret=secret,
-        tls=tls,
-        copies=place_copies(members, local.replicas),
-        listers=seen.listers,
-        why_off=seen.why_off,
-        server=stand.server,
-    )
 
 
 class _Stand:
@@ -183,6 +158,31 @@ class _Stand:
         self.mark = self._path / f"mark-{secrets.token_hex(8)}"
         self.server: PartServer | None = None
 
+    def meet(self, name: str) -> Meeting:
+        """Learns what all processes are, and what they have seen in their folders."""
+        group = self._group
+        timeout_s = self._local.timeout_s
+        drawn = ask_primary(group, f"{name}/secret", lambda: secrets.token_hex(32), timeout_s)
+        secret = bytes.fromhex(drawn)
+        own = self.introduce(secret)
+        peers = exchange(
+            group, f"{name}/peers", own, Attendance, Attendance, timeout_s=timeout_s
+        ).peers
+        judge = functools.partial(_judge, peers)
+        look = self.look(peers)
+        verdict = exchange(group, f"{name}/look", look, judge, FolderVerdict, timeout_s=timeout_s)
+        members = [Member(peer.host, peer.slice_id) for peer in peers]
+        return Meeting(
+            index=group.index,
+            peers=peers,
+            secret=secret,
+            tls=self._tls,
+            copies=place_copies(members, self._local.replicas),
+            listers=verdict.listers,
+            why_off=verdict.why_off,
+            server=self.server,
+        )
+
     def introduce(self, secret: bytes) -> Peer:
         """Makes the folder and the part server; what cannot be made is the peer's error."""
         spec = current_spec()
@@ -194,8 +194,7 @@ class _Stand:
             self._make_folder()
             if self._group.count > 1:
                 self.server = self._make_server(secret)
-                has_tls = self._tls is not None
-                peer = replace(peer, address=self.server.address, has_tls=has_tls)
+                peer = replace(peer, address=self.server.address, has_tls=self._tls is not None)
         except (OSError, CheckpointError) as error:
             # Raised here, it would leave the others waiting for this process's report.
             return replace(peer, error=f"process {self._group.index}: {error_text(error)}")
@@ -227,26 +226,30 @@ class _Stand:
         """
         index = self._group.index
         try:
-            marks = [path for path in self._path.iterdir() if path.match(f"mark-{16 * '[0-9a-f]'}")]
-            for mark in marks:
-                # A process that is killed as it meets leaves its mark. No meeting takes a day.
-                with contextlib.suppress(OSError):
-                    if time.time() - mark.stat().st_mtime > MARK_AGE_S:
-                        mark.unlink()
-            there = {mark.name for mark in marks}
+            there = self._find_marks()
         except OSError as error:
             return Look(index, f"process {index}: {error_text(error)}")
         own = peers[index]
         sharers = [rank for rank, peer in enumerate(peers) if peer.mark in there or rank == index]
         lister = next(rank for rank in sharers if peers[rank].machine == own.machine)
-        other = next((peers[rank] for rank in sharers if peers[rank].where != own.where), None)
-        if other is None:
+        others = [peers[rank].where for rank in sharers if peers[rank].where != own.where]
+        if not others:
             return Look(lister)
         return Look(
             lister,
-            f"{self._path} is shared by the hosts {own.where} and {other.where}; expected a folder"
-            " of one host",
+            f"{self._path} is shared by the hosts {own.where} and {others[0]}; expected a folder of"
+            " one host",
         )
+
+    def _find_marks(self) -> set[str]:
+        """Returns the names of the marks in the folder; deletes old ones."""
+        marks = [path for path in self._path.iterdir() if path.match(f"mark-{16 * '[0-9a-f]'}")]
+        for mark in marks:
+            # A process that is killed as it meets leaves its mark. No meeting takes a day.
+            with contextlib.suppress(OSError):
+                if time.time() - mark.stat().st_mtime > MARK_AGE_S:
+                    mark.unlink()
+        return {mark.name for mark in marks}
 
     def _make_server(self, secret: bytes) -> PartServer:
         if self._tls is not None:
@@ -265,10 +268,11 @@ class _Stand:
             )
             raise CheckpointError(f"peers cannot be served at {address}: {why}") from error
 
-    def close(self) -> None:
-        """Ends the server."""
-        if self.server is not None:
-            self.server.close()
+
+def _judge(peers: Sequence[Peer], looks: Sequence[Look]) -> FolderVerdict:
+    errors = [peer.error for peer in peers]
+    errors += [_why_unreachable(peers), *(look.error for look in looks)]
+    return FolderVerdict([look.lister for look in looks], next(filter(None, errors), ""))
 
 
 def _why_unreachable(peers: Sequence[Peer]) -> str:

@@ -83,10 +83,9 @@ class Part:
     @property
     def files(self) -> dict[str, int]:
         """The files that belong to it, below the folder of the run, with their sizes."""
-        reports = self.items.items()
         return {
             f"{self.key.folder}/{item}/{file.name}": file.size
-            for item, report in reports
+            for item, report in self.items.items()
             for file in report.files
         }
 
@@ -103,16 +102,16 @@ class Part:
 
     def to_bytes(self) -> bytes:
         """Returns the text of part-<rank>.json, which ends in its own checksum as a record does."""
-        head = None if self.head is None else asdict(self.head)
-        body = {
-            "format": FORMAT,
-            "run": self.run,
-            "key": self.key,
-            "process": self.process,
-            "head": head,
-            "items": _items_of(self.items),
-        }
-        return sealed_json(body)
+        return sealed_json(
+            {
+                "format": FORMAT,
+                "run": self.run,
+                "key": self.key,
+                "process": self.process,
+                "head": None if self.head is None else asdict(self.head),
+                "items": _items_of(self.items),
+            }
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> Part:
@@ -232,14 +231,8 @@ def why_dead(key: LocalKey, branches: Collection[Branch]) -> str:
     # An opening that cannot be read has no writer, and every id begins with nothing.
     if own is None or not own.writer or not key.save_id.startswith(own.writer):
         return f"branch {key.branch} of writer {writer_of(key.save_id)} is not known to the root"
-    later = next(
-        (branch for branch in branches if has_left(branch.start, key)),
-        None,
-    )
+    later = next((branch for branch in branches if has_left(branch.start, key)), None)
     if later is None:
         return ""
-    return (
-        f"branch {later.number} went on from "
-        + (f"step {later.base}" if later.base >= 0 else "no step")
-        + ", without it"
-    )
+    base = f"step {later.base}" if later.base >= 0 else "no step"
+    return f"branch {later.number} went on from {base}, without it"

@@ -28,8 +28,9 @@ class Member:
 def group_hosts(members: Sequence[Member], replicas: int) -> list[list[str]]:
     """Returns the hosts of each group, in the order of its ring; `members` are in rank order."""
     size = replicas + 1
-    rows = zip_longest(*_blocks(members, size))
-    dealt = [host for row in rows for host in row if host is not None]
+    dealt = [
+        host for row in zip_longest(*_blocks(members, size)) for host in row if host is not None
+    ]
     starts = range(0, max(1, len(dealt) // size) * size, size)
     return [dealt[start:end] for start, end in pairwise([*starts, len(dealt)])]
 
