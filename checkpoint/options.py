@@ -410,7 +410,7 @@ class Local:
     failure_domain: str | None = None
 
     def __post_init__(self) -> None:
-        check_save_policy("save_policy", self.save_policy)
+        check_save_policy(self.save_policy)
         object.__setattr__(self, "path", absolute(self.path))
         if "://" in str(self.path):
             raise ValueError(f"Local: {self.path}: expected a folder of this host, found a URL")

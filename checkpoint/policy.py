@@ -12,8 +12,9 @@ import math
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Protocol, SupportsFloat
+from typing import ClassVar, Literal, Protocol, SupportsFloat, TypeVar
 
+T = TypeVar("T")
 CLOCK_SLACK_S = 60.0  # by which two managers' clocks may differ without a contradiction
 
 
@@ -79,14 +80,14 @@ class KeepPolicy(Protocol):
         ...
 
 
-def check_save_policy(name: str, policy: object) -> None:
+def check_save_policy(policy: object) -> None:
     """Raises TypeError, with the right spelling, unless it is a save policy."""
-    _check_argument(name, policy, "wants", "EveryNSteps")
+    _check_argument("save_policy", policy, "wants", "EveryNSteps")
 
 
-def check_keep_policy(name: str, policy: object) -> None:
+def check_keep_policy(policy: object) -> None:
     """Raises TypeError, with the right spelling, unless it is a keep policy."""
-    _check_argument(name, policy, "keeps", "KeepLast")
+    _check_argument("keep_policy", policy, "keeps", "KeepLast")
 
 
 def _check_argument(name: str, policy: object, verb: str, example: str) -> None:
@@ -405,15 +406,15 @@ def to_delete(
     """
     ascending = sorted(steps, key=lambda each: each.step)
     line = [facts for facts in ascending if facts.step not in left_behind]
-    newest = line[-1].step if line else -1
-    overtaken = [
-        facts.step for facts in ascending if facts.step in left_behind and facts.step <= newest
-    ]
-    if any(isinstance(each, KeepAll) for each in _and_inner(policy)):
-        overtaken = []
+    numbers = [facts.step for facts in line]
+    newest = max(numbers, default=-1)
+    overtaken: list[int] = []
+    if not _those_in(policy, KeepAll):
+        overtaken = [
+            facts.step for facts in ascending if facts.step in left_behind and facts.step <= newest
+        ]
     stay = policy.keeps(line) | {newest}
-    goes = [*overtaken, *(facts.step for facts in line)]
-    return [step for step in goes if step not in stay]
+    return [step for step in [*overtaken, *numbers] if step not in stay]
 
 
 def _and_inner(policy: SavePolicy | KeepPolicy | None) -> Iterator[object]:
@@ -424,6 +425,10 @@ def _and_inner(policy: SavePolicy | KeepPolicy | None) -> Iterator[object]:
             yield from _and_inner(inner)
 
 
+def _those_in(policy: SavePolicy | KeepPolicy | None, kind: type[T]) -> list[T]:
+    return [each for each in _and_inner(policy) if isinstance(each, kind)]
+
+
 def best_rule(
     policy: KeepPolicy,
     metric: str | None = None,
@@ -432,24 +437,20 @@ def best_rule(
     """Returns what "best" means for `best_step()`: what the KeepBest inside a keep policy says,
     that of the metric, unless given. None where no metric is known.
     """
-    rules = (rule for rule in _best_rules(policy) if metric in (None, rule.metric))
+    rules = (rule for rule in _those_in(policy, KeepBest) if metric in (None, rule.metric))
     rule = next(rules, None) or (KeepBest(1, metric) if metric else None)
     return replace(rule, mode=mode) if rule and mode else rule
 
 
-def _best_rules(policy: KeepPolicy) -> list[KeepBest]:
-    return [each for each in _and_inner(policy) if isinstance(each, KeepBest)]
-
-
 def best_by_metric(policy: KeepPolicy, steps: Sequence[StepFacts]) -> dict[str, int]:
     """Returns the best step by each metric that a KeepBest in `policy` judges by."""
-    ranked = {rule.metric: rule.ranked(steps) for rule in _best_rules(policy)}
+    ranked = {rule.metric: rule.ranked(steps) for rule in _those_in(policy, KeepBest)}
     return {metric: best_first[0] for metric, best_first in ranked.items() if best_first}
 
 
 def unknown_metrics(policy: KeepPolicy, steps: Sequence[StepFacts]) -> list[str]:
     """Returns a sentence for each KeepBest in `policy` whose metric none of the steps has."""
-    rules = _best_rules(policy)
+    rules = _those_in(policy, KeepBest)
     if not rules:
         return []
     known = sorted({name for facts in steps for name in facts.metrics})
@@ -479,4 +480,4 @@ def uses_clock(policy: SavePolicy) -> bool:
 
 def asks_preemption(policy: SavePolicy | None) -> bool:
     """Says whether OnPreemption is part of a policy."""
-    return any(isinstance(each, OnPreemption) for each in _and_inner(policy))
+    return bool(_those_in(policy, OnPreemption))
