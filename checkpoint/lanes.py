@@ -25,7 +25,8 @@ from .steps.opening import claim_root
 class Lane(ABC):
     """One way to save steps. In a group every process asks its lanes in the same order.
 
-    Methods are for the manager's thread; saves run on the thread of `saver`.
+    Methods are for the manager's thread; saves run on the thread of `saver`. `scheduler` says when
+    the lane saves.
     """
 
     _has_claim = True  # or needs none; else the next save takes it
@@ -42,7 +43,7 @@ class Lane(ABC):
         self._group = catalog.root.group
         self._runner = runner
         self._saver = saver
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._stager = SaveStager(runner.root, runner.history)
         self._counter = 0
 
@@ -56,13 +57,9 @@ class Lane(ABC):
     def _place_of(self, order: SaveOrder) -> Position:
         """Returns where the step of an order stands. Raises StepExists, StepOutOfOrder."""
 
-    def count_anew(self) -> None:
-        """Notes, on every process at once, that the program may go back to an earlier step."""
-        self._scheduler.count_anew()
-
     def started(self, step: int) -> None:
         """Notes that this lane, or one that is asked before it, saves a step."""
-        self._scheduler.started(step)
+        self.scheduler.started(step)
 
     def save(self, order: SaveOrder) -> SaveHandle:
         """Starts a save; returns when the caller may donate or overwrite its arrays.
@@ -77,14 +74,14 @@ class Lane(ABC):
                 with self._state.waiting():
                     self._saver.join_before(order, save.waits)
                 save.begin()
-                is_last = self._scheduler.is_preempted
+                is_last = self.scheduler.is_preempted
                 earlier = self._take_error()
                 step = check_step(order.step)
                 place = self._place_of(order)
                 # Before what may fail on one process alone: all know the same.
                 self._state.order.begun(place)
                 save.stand(place, may_miss=not is_last)
-                leaving = self._scheduler.leaving(step, save.timeout_s)
+                leaving = self.scheduler.leaving(step, save.timeout_s)
                 self._stager.stage(save, order, leaving)
         except BaseException as error:
             if earlier is not None:
@@ -121,13 +118,13 @@ class Lane(ABC):
 
     def _committed(self, save: OneSave, *, is_last: bool) -> None:
         """Notes that a step is there. On the saving thread."""
-        self._scheduler.note_saved(time.monotonic() - save.began)
+        self.scheduler.note_saved(time.monotonic() - save.began)
         if is_last:
-            self._scheduler.note_last_committed()
+            self.scheduler.note_last_committed()
 
     def _count(self, step: int, blocked_s: float, waited_s: float) -> None:
         """Counts the time of a call of `save`, in which it waited for the program's own arrays."""
-        self._scheduler.note_blocked(blocked_s)
+        self.scheduler.note_blocked(blocked_s)
 
     def _take_error(self, *, missed: bool = False) -> HoldfastError | None:
         return self._saver.take_error(missed=missed)
@@ -152,7 +149,7 @@ class Lane(ABC):
         `timeout_s`.
         """
         self._saver.close()
-        self._scheduler.close()
+        self.scheduler.close()
 
 
 class DurableLane(Lane):
@@ -177,11 +174,11 @@ class DurableLane(Lane):
         if not self._policy_decides and not is_step(step):
             return True
         step = check_step(step)
-        if self._scheduler.needs_end(step):
+        if self.scheduler.needs_end(step):
             # All processes know it then, and answer alike.
             with contextlib.suppress(SaveFailed):
                 self.join()
-        return bool(self._scheduler.reason(step, busy=self._saver.busy()))
+        return bool(self.scheduler.reason(step, busy=self._saver.busy()))
 
     def _place_of(self, order: SaveOrder) -> Position:
         return self._catalog.place_of(order.step, overwrite=order.overwrite)
@@ -221,7 +218,7 @@ class LocalLane(Lane):
         # A tier that is off counts as busy: the processes of a group may learn of it at different
         # steps, and all have to ask.
         busy = self._saver.busy() or bool(off)
-        return bool(self._scheduler.reason(step, busy=busy))
+        return bool(self.scheduler.reason(step, busy=busy))
 
     def _place_of(self, order: SaveOrder) -> Position:
         return self._catalog.local_place_of(order.step, overwrite=order.overwrite)

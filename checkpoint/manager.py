@@ -94,8 +94,6 @@ class CheckpointManager:
         # The program's step, by its last save or restore, and the items of that.
         self._at: tuple[int | None, set[str]] = (None, set())
         self._has_policy = save_policy is not None
-        # Until it is open: what was not opened needs no closing.
-        self._closed = True
         self._forked = False
         _check_settings(save_policy, keep_policy, options, local)
         if local is not None and save_policy is None:
@@ -137,7 +135,7 @@ class CheckpointManager:
         """
         step = check_step(step)
         self._made(step)
-        return self._parts.scheduler.preempted(step)
+        return self._durable.scheduler.preempted(step)
 
     def save(
         self,
@@ -225,7 +223,7 @@ class CheckpointManager:
             return False
         self._join_lanes()
         ends = self._has_policy and not force
-        stops = self._parts.scheduler.stops_at(step)
+        stops = self._durable.scheduler.stops_at(step)
         if not (ends or stops) or not self._catalog.is_there(step):
             return False
         # Once: a program that stays at a step has forgotten to count.
@@ -486,7 +484,7 @@ class CheckpointManager:
         group = self._root.group
         count_anew(group.count)
         for lane in self._parts.lanes:
-            lane.count_anew()
+            lane.scheduler.count_anew()
         at, had = self._at
         self._at = (None, set())
         began_s = time.perf_counter()
@@ -592,6 +590,7 @@ class CheckpointManager:
             tell_besides(error, f"a save to {self._root.where} failed: {error_text(failed)}")
 
     def __del__(self) -> None:
+        # What was not opened needs no closing.
         if not (getattr(self, "_closed", True) or is_interpreter_ending()):
             # Beside: the collector calls this wherever it is, also where a lock of it is held.
             do_beside(self._parts.watchdog.close)
@@ -602,8 +601,7 @@ class CheckpointManager:
             )
 
     def __repr__(self) -> str:
-        shown = self._shown()
-        return f"<CheckpointManager of {self._root.where!r}: {', '.join(shown.values())}>"
+        return f"<CheckpointManager of {self._root.where!r}: {', '.join(self._shown().values())}>"
 
     def _repr_html_(self) -> str:
         return html_table("CheckpointManager", {"root": self._root.where} | self._shown())
@@ -630,9 +628,9 @@ def _check_settings(
 ) -> None:
     """Raises TypeError, with the right spelling, for what is no policy, no Options or no Local."""
     if save_policy is not None:
-        check_save_policy("save_policy", save_policy)
+        check_save_policy(save_policy)
     if keep_policy is not None:
-        check_keep_policy("keep_policy", keep_policy)
+        check_keep_policy(keep_policy)
     if options is not None and not isinstance(options, Options):
         raise TypeError(
             f"options={options!r}: write options=Options(...), as in Options(read_only=True)"

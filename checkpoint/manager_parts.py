@@ -64,7 +64,6 @@ class ManagerParts:
 
     catalog: StepCatalog
     lanes: tuple[Lane, ...]
-    scheduler: SaveScheduler
     run_ahead: RunAhead
     restorer: StepRestorer
     watchdog: Watchdog | NoWatchdog
@@ -106,10 +105,9 @@ def open_manager(
         catalog = _open_catalog(
             root, keep_policy, local, history, undo=undo, waiting=watchdog.paused
         )
-        scheduler = _scheduler_of(root, save_policy)
         durable = DurableLane(
             catalog,
-            scheduler,
+            _scheduler_of(root, save_policy),
             policy_decides=save_policy is not None,
             has_claim=root.listing.has_claim,
         )
@@ -118,7 +116,6 @@ def open_manager(
         parts = ManagerParts(
             catalog=catalog,
             lanes=lanes,
-            scheduler=scheduler,
             run_ahead=RunAhead(options.max_steps_ahead),
             restorer=StepRestorer(catalog),
             watchdog=watchdog,
