@@ -21,6 +21,7 @@ from .local_tier.local_steps import LocalSteps
 from .local_tier.parts import StepHead
 from .saving.save import RootState
 from .steps.holds import letting_go
+from .steps.index import StepIndex
 from .steps.left_behind import NOTHING, left_among, read_marks
 from .steps.lineage import Position
 from .steps.opening import OpenRoot, OtherLayouts, list_root, look_at_steps
@@ -47,18 +48,21 @@ class StepCatalog:
     tier: LocalSteps | None
     seen: SeenRecord = field(default_factory=SeenRecord)
 
+    @property
+    def _index(self) -> StepIndex:
+        return self.state.index
+
     # --- which steps there are
 
     def look(self, end_s: float = math.inf) -> tuple[list[int], list[int]]:
         """Returns the steps of the store, and those of them that were left behind, by a look at it
         until `end_s` by the monotonic clock.
         """
-        storage = until(self.root.storage, end_s)
+        layouts = OtherLayouts(lambda *_: self.foreign.folders(), identify)
         with naming_path(self.root.where):
-            layouts = OtherLayouts(lambda *_: self.foreign.folders(), identify)
-            found = look_at_steps(storage, layouts, self.state.index.names)
+            found = look_at_steps(until(self.root.storage, end_s), layouts, self._index.names)
             unlisted = self._unlisted(max(found.steps, default=-1))
-        left = {*found.left_behind, *(self.state.index.left_behind() & {*unlisted})}
+        left = self._index.left_behind() & {*unlisted} | {*found.left_behind}
         return [*found.steps, *unlisted, *self.foreign], sorted(left)
 
     def _unlisted(self, newest: int) -> list[int]:
@@ -66,15 +70,14 @@ class StepCatalog:
         them yet. A manager's last save is one of its steps, whatever a listing shows.
         """
         storage = self.root.storage
-        index = self.state.index
         if storage.posix is not None:
             return []
-        newer = [step for step in index.steps() if step > newest]
-        return [step for step in newer if has_record(storage, index.folder(step))]
+        newer = [step for step in self._index.steps() if step > newest]
+        return [step for step in newer if has_record(storage, self._index.folder(step))]
 
     def known_steps(self) -> list[int]:
         """Returns the steps of the store that are known without a look at it, ascending."""
-        return sorted([*self.state.index.steps(), *self.foreign])
+        return sorted([*self._index.steps(), *self.foreign])
 
     def _known_alike(self) -> tuple[list[int], list[int]]:
         """Returns what `look` does, in a group what all processes know alike."""
@@ -95,7 +98,7 @@ class StepCatalog:
 
     def left_steps(self) -> list[int]:
         """Returns the known steps that were left behind, ascending."""
-        return sorted(self.state.index.left_behind() & {*self.known_steps()})
+        return sorted(self._index.left_behind() & {*self.known_steps()})
 
     def latest_step(self) -> int | None:
         """Returns the newest step of store and hosts that was not left behind."""
@@ -122,7 +125,7 @@ class StepCatalog:
             def counts(step: int, folder: str) -> bool:
                 return not left_among(storage, {step: folder}, marks, identify)
 
-            own = find_newest(storage, self.state.index.names, counts)
+            own = find_newest(storage, self._index.names, counts)
             others = [step for step, name in self.foreign.folders().items() if counts(step, name)]
         return others if own is None else [own, *others]
 
@@ -130,16 +133,16 @@ class StepCatalog:
         """Says whether the store has a step, in whatever layout. One that was left behind gives way
         to a local step of its number.
         """
-        if step in self.state.index.left_behind() and step in self.local_steps():
+        if step in self._index.left_behind() and step in self.local_steps():
             return False
         with naming_path(self.path_of(step)):
-            return step in self.foreign or self.state.index.exists(step)
+            return step in self.foreign or self._index.exists(step)
 
     def reload(self) -> None:
         """Lists the store, at the primary, and the hosts again. Blocks."""
         listing = list_root(self.root, OTHER_LAYOUTS)
-        self.state.index.adopt(listing.steps)
-        self.state.index.adopt_left(listing.left_behind)
+        self._index.adopt(listing.steps)
+        self._index.adopt_left(listing.left_behind)
         self.foreign.adopt(listing.foreign)
         if self.tier is not None:
             self.tier.survey()
@@ -150,14 +153,14 @@ class StepCatalog:
         """Returns where a durable save stands among the steps. Raises StepExists for a step that it
         may not replace, StepOutOfOrder.
         """
-        where = self.root.where
         if step in self.foreign:
             raise StepExists(
-                f"step {step} of {where} was written by another library; save another step",
+                f"step {step} of {self.root.where} was written by another library; save another"
+                " step",
                 step=step,
             )
-        is_left = step in self.state.index.left_behind()
-        was_passed_over = step in self.state.index.passed_over()
+        is_left = step in self._index.left_behind()
+        was_passed_over = step in self._index.passed_over()
         try:
             place = self.local_place_of(step, overwrite=overwrite, may_replace=was_passed_over)
         except StepOutOfOrder:
@@ -183,7 +186,7 @@ class StepCatalog:
         number is replaced by it.
         """
         steps = self.known_steps()
-        left = self.state.index.left_behind()
+        left = self._index.left_behind()
         if self.root.group.count == 1 and self.state.order.has_restored:
             # What others have saved meanwhile counts where the program has gone back. It is rare.
             try:
@@ -213,10 +216,10 @@ class StepCatalog:
         Where that fails, what this process knows counts, and the commit decides.
         """
         try:
-            return self.state.index.exists(step, end_s=time.monotonic() + self._look_s)
+            return self._index.exists(step, end_s=time.monotonic() + self._look_s)
         except OSError as error:
             _log.warning("%s: its commit says whether it is there: %s", self.path_of(step), error)
-            return step in self.state.index
+            return step in self._index
 
     def is_there(self, step: int) -> bool:
         """Says whether the store has a step that was not left behind, by one look for all
@@ -224,19 +227,17 @@ class StepCatalog:
         """
 
         def look() -> bool:
-            index = self.state.index
-            return step not in index.left_behind() and self._is_known_to_exist(step)
+            return step not in self._index.left_behind() and self._is_known_to_exist(step)
 
         name = f"{self.root.messages}/there/{step}"
         timeout_s = self.root.options.save_timeout_s
-        found: bool = ask_primary(self.root.group, name, look, timeout_s)
-        return found
+        return bool(ask_primary(self.root.group, name, look, timeout_s))
 
     # --- one step
 
     def path_of(self, step: int) -> str:
         """Returns where the store has a step, as messages show it."""
-        return join(self.root.where, self.state.index.folder(step))
+        return join(self.root.where, self._index.folder(step))
 
     def is_local(self, step: int) -> bool:
         """Says whether the hosts have a step, and the store has not."""
@@ -279,7 +280,7 @@ class StepCatalog:
                 yield self.foreign.open(step)
             else:
                 storage = self.root.storage
-                folder = self.state.index.folder(step)
+                folder = self._index.folder(step)
                 record = self.seen.show(storage, folder)
                 yield HoldfastCheckpoint(storage, folder, record)
 
@@ -311,28 +312,22 @@ class StepCatalog:
         group = self.root.group
         if group.index and step not in self.local_steps() and self._is_stored(step):
             return True  # the outcome of its save was not heard here, and all others read the store
-        found: bool = ask_primary(
-            group,
-            f"{self.root.messages}/stored/{step}",
-            lambda: self._is_stored(step),
-            self.root.options.restore_timeout_s,
-        )
-        return found
+        name = f"{self.root.messages}/stored/{step}"
+        timeout_s = self.root.options.restore_timeout_s
+        return bool(ask_primary(group, name, lambda: self._is_stored(step), timeout_s))
 
     def _is_stored(self, step: int) -> bool:
         with naming_path(self.path_of(step)):
-            return has_record(self.root.storage, self.state.index.folder(step))
+            return has_record(self.root.storage, self._index.folder(step))
 
     def delete(self, step: int) -> None:
         """Deletes a step from store and hosts. Blocks. Raises StepNotFound, CheckpointError, on
         every process.
         """
-        where = self.root.where
-        index = self.state.index
         if step in self.foreign:
             raise CheckpointError(
-                f"step {step} of {where} was written by another library; holdfast deletes only its"
-                " own",
+                f"step {step} of {self.root.where} was written by another library; holdfast deletes"
+                " only its own",
                 step=step,
             )
         if self.state.history is not None:
@@ -353,7 +348,7 @@ class StepCatalog:
         # Where it stays, it stays on all: their lists are alike.
         ask_primary(group, name, lambda: self._remove(step, end_s), timeout_s, question="delete")
         if group.index:
-            index.remove([step])
+            self._index.remove([step])
         self.state.report()
         self.state.worker.wait(timeout_s)
 
@@ -385,14 +380,13 @@ class StepCatalog:
         the newest: what is deleted must not come back from a host, nor what was saved after it
         there. Newer local steps of a durable one stay. Raises StepNotFound.
         """
-        index = self.state.index
         local = self.local_steps()
         with naming_path(self.path_of(step)):
-            is_durable = index.exists(step, end_s=end_s)
+            is_durable = self._index.exists(step, end_s=end_s)
         if not is_durable and step not in local:
             raise self.not_found(step)
         with naming_path(self.root.where):
-            line = {*index.steps()} - index.left_behind()
+            line = {*self._index.steps()} - self._index.left_behind()
         return is_durable, step in local or step == max([*line, *local], default=step)
 
     def _roll_back(self, step: int, end_s: float, timeout_s: float) -> None:
@@ -411,7 +405,7 @@ class StepCatalog:
 
     def _remove(self, step: int, end_s: float) -> None:
         """Deletes a step of the store, at the primary. Raises CheckpointError where it stays."""
-        error = self.state.index.remove([step], end_s=end_s).get(step)
+        error = self._index.remove([step], end_s=end_s).get(step)
         if error is not None:
             where = self.root.where
             raise CheckpointError(

@@ -144,8 +144,7 @@ class StepRestorer:
         if newest is None:
             raise self._none_restores(failures, left)
         if chosen not in (None, newest) and not failures:
-            where = self._root.where
-            _log.warning("%s has no step %d: step %d is restored", where, chosen, newest)
+            _log.warning("%s has no step %d: step %d is restored", self._root.where, chosen, newest)
         return newest, None if newest in line else self._local_key(newest)
 
     def _none_restores(
@@ -236,7 +235,7 @@ class StepRestorer:
             record, has_room = self._read_record(folder, wanted, options)
         if has_room:
             agreement.found_room()
-        holds = hold_s > 0 and root.group.index == 0
+        holds = root.group.index == 0 and hold_s > 0
         if holds and not take_hold(root.storage, step, folder, hold_s):
             raise StepGone(
                 f"step {step} of {root.where} cannot be held: a keep policy lets it go, or it is"

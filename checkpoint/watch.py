@@ -19,6 +19,7 @@ from .format.step_folders import (
     has_record,
     read_hint,
     read_step_names,
+    root_folders,
 )
 from .steps.holds import hold
 from .steps.left_behind import Mark, goes_on_from, identify_own, left_among, read_marks
@@ -79,16 +80,20 @@ def _iterate(
         while (newest := _wait(root, Deadline(timeout_s))) is not None:
             fresh = [newest] if skip_to_newest else root.fresh()
             for found in fresh:
-                with contextlib.ExitStack() as until_used:
-                    if hold_s > 0:
-                        is_there = until_used.enter_context(
-                            hold(storage, found.step, found.folder, hold_s)
-                        )
-                    else:
-                        is_there = has_record(storage, found.folder)
+                with _held(storage, found, hold_s) as is_there:
                     if is_there:
                         yield found.step
                 root.seen(found)
+
+
+@contextlib.contextmanager
+def _held(storage: Storage, found: _FoundStep, hold_s: float) -> Iterator[bool]:
+    """Holds a step, where it is to be held; yields whether it is there."""
+    if hold_s > 0:
+        with hold(storage, found.step, found.folder, hold_s) as is_there:
+            yield is_there
+    else:
+        yield has_record(storage, found.folder)
 
 
 def _wait(root: _WatchedRoot, deadline: Deadline) -> _FoundStep | None:
@@ -199,10 +204,10 @@ class _WatchedRoot:
 
     def _folders(self) -> list[int]:
         """Returns the steps that the root's folders are named as, descending."""
-        listed = [entry.name for entry in self._storage.list("", names_only=True)]
+        listed = root_folders(self._storage)
         if listed != self._listed:
             # Who begins the root says how its steps are called, together with its first folder.
             self._names = read_step_names(self._storage)
             self._listed = listed
-        steps = [self._names.step_of(name[:-1]) for name in listed if name.endswith("/")]
-        return sorted([step for step in steps if step is not None], reverse=True)
+        steps = map(self._names.step_of, listed)
+        return sorted((step for step in steps if step is not None), reverse=True)
