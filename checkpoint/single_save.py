@@ -126,10 +126,9 @@ def _check_step(step: int, path: str | os.PathLike[str]) -> None:
     step = check_step(step)
     named = other_step(step, open_storage(path), "")
     if named is not None:
-        name = split(path)[1]
         raise ValueError(
-            f"save: the folder {name} is called as step {named} is, and step={step}; call it"
-            " otherwise, or leave `step` out"
+            f"save: the folder {split(path)[1]} is called as step {named} is, and step={step}; call"
+            " it otherwise, or leave `step` out"
         )
 
 

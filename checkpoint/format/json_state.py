@@ -247,8 +247,8 @@ def decode(value: Any) -> Any:
 
 def _decode_array(fields: Any) -> Any:
     described, shape, data, scalar = fields
-    dtype = _decode_dtype(described)
-    array = np.frombuffer(base64.b64decode(data), dtype=dtype).reshape(shape).copy()
+    values = np.frombuffer(base64.b64decode(data), dtype=_decode_dtype(described))
+    array = values.reshape(shape).copy()
     return array[()] if scalar else array
 
 

@@ -74,10 +74,10 @@ def _encode(leaf: Any, path: str) -> Any:
         for key in fields:
             if type(key) is not str:
                 raise TypeError(f"a field is called {key!r}, expected a str: name it {str(key)!r}")
-        encoded: dict[str | int, Any] = {
-            key: encode_leaf_types(FlatTree.of(fields[key])).tree() for key in fields
-        }
-        return Node(known.name, encoded)
+        return Node(
+            known.name,
+            {key: encode_leaf_types(FlatTree.of(fields[key])).tree() for key in fields},
+        )
     except Exception as error:
         raise UnsupportedLeaf(
             f"{leaf_at(path)} is a {type_name(type(leaf))}, whose to_fields failed:"

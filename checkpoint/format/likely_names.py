@@ -7,6 +7,7 @@ variance is no momentum, though its arrays look alike. Where two leaves fit as w
 
 from __future__ import annotations
 
+import collections
 import difflib
 import re
 from collections.abc import Iterator, Sequence
@@ -36,20 +37,16 @@ class NamedLeaf(NamedTuple):
 
 def saved_leaves(item: ItemRecord) -> list[NamedLeaf]:
     """Returns the leaves of an item."""
-    classes = _classes(item.tree)
     return [
         NamedLeaf(leaf.path, leaf.shape, above)
-        for leaf, above in zip(item.leaves, classes, strict=True)
+        for leaf, above in zip(item.leaves, _classes(item.tree), strict=True)
     ]
 
 
 def wanted_leaves(like: FlatTree) -> list[NamedLeaf]:
     """Returns the leaves of a `like`."""
-    classes = _classes(like.description)
-    return [
-        NamedLeaf(path, tuple(np.shape(leaf)), above)
-        for path, leaf, above in zip(like.paths, like.leaves, classes, strict=True)
-    ]
+    leaves = zip(like.paths, like.leaves, _classes(like.description), strict=True)
+    return [NamedLeaf(path, np.shape(leaf), above) for path, leaf, above in leaves]
 
 
 def _classes(node: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -66,28 +63,25 @@ def likely_renames(wanted: Sequence[NamedLeaf], saved: Sequence[NamedLeaf]) -> d
     free = list(saved)
     pairs = {}
     for leaf in wanted[:MOST_PAIRS]:
-        found = _likely(leaf, free)
+        fitting = [each for each in free if leaf.shape is None or each.shape in (None, leaf.shape)]
+        found = _likely(leaf, fitting[:COMPARED])
         if found is not None:
             free.remove(found)
             pairs[found.path] = leaf.path
     return pairs
 
 
-def _likely(wanted: NamedLeaf, saved: Sequence[NamedLeaf]) -> NamedLeaf | None:
-    fitting = [
-        leaf for leaf in saved if wanted.shape is None or leaf.shape in (None, wanted.shape)
-    ][:COMPARED]
+def _likely(wanted: NamedLeaf, fitting: Sequence[NamedLeaf]) -> NamedLeaf | None:
     differences = [_difference(keys_of(wanted.path), keys_of(leaf.path)) for leaf in fitting]
-    places = [(each.start, each.end) for each in differences]
-    best: list[tuple[float, NamedLeaf]] = []
-    for leaf, each, place in zip(fitting, differences, places, strict=True):
-        score = each.score(is_alone=places.count(place) == 1)
-        if score and _are_of_one_class(wanted, leaf, each):
-            best.append((score, leaf))
-    best.sort(key=lambda pair: -pair[0])
-    if len(best) > 1 and best[0][0] == best[1][0]:
+    places = collections.Counter(each.place for each in differences)
+    scores = [
+        each.score(is_alone=places[each.place] == 1) * _are_of_one_class(wanted, leaf, each)
+        for leaf, each in zip(fitting, differences, strict=True)
+    ]
+    best = max(scores, default=0)
+    if not best or scores.count(best) > 1:
         return None
-    return best[0][1] if best else None
+    return fitting[scores.index(best)]
 
 
 class _Difference(NamedTuple):
@@ -99,6 +93,11 @@ class _Difference(NamedTuple):
     end: int
     wanted: str
     saved: str
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the paths differ."""
+        return self.start, self.end
 
     def score(self, *, is_alone: bool) -> float:
         """Returns how alike the texts are, 0 where one is no other name for the other.

@@ -152,9 +152,13 @@ def _parse_chunks(
     chunks = {}
     for (start, stop, name), checksum in zip(places, checksums, strict=True):
         entry = entries[name]
-        dtype = str(entry["dtype"])
-        shape = tuple(entry["shape"])
-        chunks[name] = ChunkEntry(dtype, shape, head_bytes + start, stop - start, checksum)
+        chunks[name] = ChunkEntry(
+            str(entry["dtype"]),
+            tuple(entry["shape"]),
+            head_bytes + start,
+            stop - start,
+            checksum,
+        )
     if end != size or len(metadata["crc32c"]) != 8 * len(chunks):
         raise HostileCheckpoint.at(path, f"the header describes {end} bytes, the file has {size}")
     return chunks

@@ -210,8 +210,8 @@ def _is_listed(storage: Readable, name: str) -> bool:
 
 def root_folders(storage: Storage) -> list[str]:
     """Returns the names of a root's folders, steps or not."""
-    entries = storage.list("", names_only=True)
-    return [entry.name[:-1] for entry in entries if entry.name.endswith("/")]
+    names = (entry.name for entry in storage.list("", names_only=True))
+    return [name[:-1] for name in names if name.endswith("/")]
 
 
 def step_folders(storage: Storage, names: StepNames | None = None) -> dict[int, str]:
@@ -219,8 +219,7 @@ def step_folders(storage: Storage, names: StepNames | None = None) -> dict[int, 
 
     `names` are read where they are not known.
     """
-    folders = root_folders(storage)
-    return _steps_among(folders, names or read_step_names(storage))
+    return _steps_among(root_folders(storage), names or read_step_names(storage))
 
 
 def _steps_among(folders: Collection[str], names: StepNames) -> dict[int, str]:
@@ -273,12 +272,9 @@ def _look(storage: Storage, names: StepNames) -> RootListing:
     return RootListing(folders, list(itertools.compress(numbered, are_there)))
 
 
-def list_steps(storage: Storage, names: StepNames | None = None) -> list[int]:
-    """Returns the steps of a root, ascending; `names` as for `step_folders`.
-
-    A folder without a record is no step.
-    """
-    return look_at_root(storage, names or read_step_names(storage)).steps
+def list_steps(storage: Storage) -> list[int]:
+    """Returns the steps of a root, ascending. A folder without a record is no step."""
+    return look_at_root(storage, read_step_names(storage)).steps
 
 
 def find_newest(

@@ -14,8 +14,7 @@ import functools
 import gc
 import keyword
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -37,21 +36,12 @@ _LEAF_TYPES = (
     jax.ShapeDtypeStruct,
     np.ndarray,
     np.generic,
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
+    *VALUE_TYPES,
 )
 _LIBRARIES = frozenset({"builtins", "numpy", "jax", "jaxlib", "ml_dtypes", "holdfast"})
 _seen_leaf_types: set[type] = set()
-_MAPPINGS = {
-    dict: "dict",
-    collections.OrderedDict: "OrderedDict",
-    collections.defaultdict: "defaultdict",
-}
-_MAPPING_KINDS = frozenset(_MAPPINGS.values())
+_MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
+_MAPPING_KINDS = {cls.__name__ for cls in _MAPPINGS}
 _KEYED = _MAPPING_KINDS | {"namedtuple", "object"}
 _KEY_TYPES = frozenset({str, int})
 _SEQUENCE = {"kind", "nodes"}
@@ -96,7 +86,7 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-@contextmanager
+@contextlib.contextmanager
 def paused_gc() -> Iterator[None]:
     """Keeps the collector off the heap while tens of thousands of small objects are made."""
     enabled = gc.isenabled()
@@ -344,19 +334,26 @@ def _children(tree: Any) -> _Children | None:
             return _Children([(key, tree[key]) for key in sorted(tree)])
     if type(tree) in (list, tuple):
         return _Children(list(enumerate(tree)))
+    return _registered_children(tree)
+
+
+def _registered_children(tree: Any) -> _Children | None:
+    """Returns what jax finds one level down by the class of a node, or None for a leaf."""
     found, treedef = jax.tree_util.tree_flatten_with_path(
         tree, is_leaf=lambda node: node is not tree
     )
     if len(found) == 1 and not found[0][0]:
         return None
-    pairs = [(_plain_key(path[0]) if path else "", child) for path, child in found]
-    if len({key for key, _ in pairs}) < len(pairs):
-        return _Children(list(enumerate(child for _, child in found)), treedef)
+    keys = [path[0] for path, _ in found]
+    children = [child for _, child in found]
+    names = [_plain_key(key) for key in keys]
+    if len(set(names)) < len(names):
+        return _Children(list(enumerate(children)), treedef)
     # Keys of one text are told apart by their places, too.
-    is_by_position = len({str(key) for key, _ in pairs}) < len(pairs) or any(
-        isinstance(key, FlattenedIndexKey | SequenceKey) for path, _ in found for key in path[:1]
+    is_by_position = len(set(map(str, names))) < len(names) or any(
+        isinstance(key, FlattenedIndexKey | SequenceKey) for key in keys
     )
-    return _Children(pairs, treedef if is_by_position else None)
+    return _Children(list(zip(names, children, strict=True)), treedef if is_by_position else None)
 
 
 def _plain_key(key: Any) -> Any:
@@ -371,26 +368,31 @@ def _plain_key(key: Any) -> Any:
 
 
 def _kind(tree: Any, keys: list[Any], path: str) -> dict[str, Any]:
-    if type(tree) in _MAPPINGS:
-        for key in keys:
-            if type(key) not in (str, int):
-                raise UnsupportedLeaf(
-                    f"the dict at {path or 'the root'!r} has the key {key!r}; keys must be str or"
-                    " int: rename it before saving",
-                    leaf=path,
-                    found=f"key of type {type(key).__name__}",
-                )
-        return {"kind": _MAPPINGS[type(tree)], "keys": keys}
-    if type(tree) in (list, tuple):
-        return {"kind": type(tree).__name__}
+    cls = type(tree)
+    if cls in _MAPPINGS:
+        _check_keys(keys, path)
+        return {"kind": cls.__name__, "keys": keys}
+    if cls in (list, tuple):
+        return {"kind": cls.__name__}
     if isinstance(tree, Node):
         return {"kind": "object", "type": tree.type_name, "keys": keys}
-    name = type_name(type(tree))
+    name = type_name(cls)
     # One that was registered by itself may have fields that are no children.
     if isinstance(tree, tuple) and hasattr(tree, "_fields") and len(tree._fields) == len(keys):
         return {"kind": "namedtuple", "type": name, "keys": list(tree._fields)}
     texts = [key if type(key) is int else str(key) for key in keys]
     return {"kind": "object", "type": name, "keys": texts}
+
+
+def _check_keys(keys: Iterable[Any], path: str) -> None:
+    for key in keys:
+        if type(key) not in (str, int):
+            raise UnsupportedLeaf(
+                f"the dict at {path or 'the root'!r} has the key {key!r}; keys must be str or int:"
+                " rename it before saving",
+                leaf=path,
+                found=f"key of type {type(key).__name__}",
+            )
 
 
 def type_name(cls: type) -> str:
@@ -433,16 +435,15 @@ class _Builder:
                 return children
             case "tuple":
                 return tuple(children)
-        keys = node["keys"]
-        match node["kind"]:
             case "OrderedDict":
-                return collections.OrderedDict(zip(keys, children, strict=True))
+                return collections.OrderedDict(zip(node["keys"], children, strict=True))
             case "dict" | "defaultdict":
-                return dict(zip(keys, children, strict=True))
-        return self._object(node, keys, children)
+                return dict(zip(node["keys"], children, strict=True))
+        return self._object(node, children)
 
-    def _object(self, node: Any, keys: list[str | int], children: list[Any]) -> Any:
+    def _object(self, node: Any, children: list[Any]) -> Any:
         name = node["type"]
+        keys = node["keys"]
         if name in self.types:
             return _call(self.types[name], keys, children)
         fields: Any = dict(zip(keys, children, strict=True))
@@ -510,10 +511,10 @@ def _is_node(node: dict[str, Any]) -> bool:
         return node.keys() == _SEQUENCE
     if kind not in _KEYED or not isinstance(keys, list) or len(keys) != len(nodes):
         return False
-    if not _KEY_TYPES.issuperset(map(type, keys)) or len(set(keys)) != len(keys):
+    types = set(map(type, keys))
+    if not types <= _KEY_TYPES or len(set(keys)) != len(keys):
         return False
-    if kind in _MAPPING_KINDS:
-        # jax sorts the keys of all but an OrderedDict, so none was saved with keys of two types.
-        is_sortable = kind == "OrderedDict" or len(set(map(type, keys))) < 2
-        return node.keys() == _MAPPING and is_sortable
-    return isinstance(node.get("type"), str) and len(node) == 4
+    if kind not in _MAPPING_KINDS:
+        return isinstance(node.get("type"), str) and len(node) == 4
+    # jax sorts the keys of all but an OrderedDict, so none was saved with keys of two types.
+    return node.keys() == _MAPPING and (kind == "OrderedDict" or len(types) < 2)
