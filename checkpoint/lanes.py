@@ -225,11 +225,11 @@ class LocalLane(Lane):
 
     def _committed(self, save: OneSave, *, is_last: bool) -> None:
         super()._committed(save, is_last=is_last)
-        index = self._state.index
         place = save.place
         if place.is_branch:
             # The primary has marked these, of the store: it has told all from which step on.
-            index.leave_marked(step for step in self._catalog.known_steps() if step > place.base)
+            left = [step for step in self._catalog.known_steps() if step > place.base]
+            self._state.index.leave_marked(left)
         self._state.order.saved(place)
         self._state.report()
 

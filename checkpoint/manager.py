@@ -198,12 +198,11 @@ class CheckpointManager:
             lane = None
         if lane is None:
             handle = SaveHandle(step)
+            self._state.statistics.add(saves_skipped=1)
         else:
             self._last_saved = step
             handle = lane.save(order)
             self._at = (step, names)
-        if not handle:
-            self._state.statistics.add(saves_skipped=1)
         for other in self._parts.lanes[1:]:
             # Only now: who has heard of a failure, and who has not, begin the same saves.
             if other is not lane:

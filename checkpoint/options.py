@@ -70,35 +70,35 @@ class Progress:
     total_bytes: int
 
 
+@dataclass
 class ProgressMeter:
     """Counts the bytes of one save, and passes its `Progress` on. Thread-safe.
 
     That is at most every PROGRESS_S seconds, and at the end.
     """
 
-    def __init__(self, step: int, total_bytes: int, listener: Callable[[Progress], None]) -> None:
-        self._step = step
-        self._total_bytes = total_bytes
-        self._listener = listener
-        self._lock = threading.Lock()
-        self._done_bytes = 0
-        self._passed_on_s = 0.0
+    step: int
+    total_bytes: int
+    listener: Callable[[Progress], None]
+    _done_bytes: int = 0
+    _passed_on_s: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, size: int) -> None:
         """Counts bytes that are out."""
         with self._lock:
-            self._done_bytes = min(self._done_bytes + size, self._total_bytes)
+            self._done_bytes = min(self._done_bytes + size, self.total_bytes)
             done = self._done_bytes
             now = time.monotonic()
-            if now - self._passed_on_s < PROGRESS_S and done < self._total_bytes:
+            if now - self._passed_on_s < PROGRESS_S and done < self.total_bytes:
                 return
             self._passed_on_s = now
         try:
-            self._listener(Progress(self._step, "save", done, self._total_bytes))
+            self.listener(Progress(self.step, "save", done, self.total_bytes))
         except Exception as error:
             self._passed_on_s = math.inf  # not again, but at the end
             _log.warning(
-                "what was given to progress= failed at step %d: %s", self._step, error_text(error)
+                "what was given to progress= failed at step %d: %s", self.step, error_text(error)
             )
 
 

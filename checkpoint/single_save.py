@@ -169,10 +169,10 @@ def save_as_orbax(path: str, order: SaveOrder, group: Group | None, timeout_s: f
 
 
 def _trees(order: SaveOrder) -> dict[str, Any]:
-    items = {name: value for name, value in order.chosen_items().items() if is_tree(value)}
     return {
         name: cast_tree(encode_leaf_types(FlatTree.of(value)), order.dtype).tree()
-        for name, value in items.items()
+        for name, value in order.chosen_items().items()
+        if is_tree(value)
     }
 
 

@@ -217,8 +217,8 @@ MENDS = (
         mended="2026-11-22",
         wrong="After cp -r 4 5, restore(5) returned the numbers of step 4.",
         file="checkpoint/format/record.py",
-        text="    if number is not None:\n        message = (",
-        instead="    if False:\n        message = (",
+        text="    if number is not None:\n        raise Corrupt(",
+        instead="    if False:\n        raise Corrupt(",
         found_by="tests/checkpoint/test_manager.py::test_a_step_that_was_copied_under_another_number",
     ),
     Mend(
