@@ -161,12 +161,11 @@ class DurableLane(Lane):
         scheduler: SaveScheduler,
         *,
         policy_decides: bool,
-        has_claim: bool,
     ) -> None:
         runner = StepSaver(catalog.root, catalog.state)
         super().__init__(catalog, runner, AsyncSaver(runner), scheduler)
         self._policy_decides = policy_decides
-        self._has_claim = has_claim
+        self._has_claim = catalog.root.listing.has_claim
 
     def wants(self, step: int) -> bool:
         """Says whether a step is due. Without a policy one that is no step is too, to fail."""

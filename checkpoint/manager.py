@@ -102,10 +102,11 @@ class CheckpointManager:
                 " saves durably"
             )
         self._options = options or Options()
+        self._keep_policy = keep_policy or KeepAll()
         self._parts = open_manager(
             directory,
             save_policy=save_policy,
-            keep_policy=keep_policy or KeepAll(),
+            keep_policy=self._keep_policy,
             group=group,
             options=self._options,
             local=local,
@@ -370,7 +371,7 @@ class CheckpointManager:
 
         Steps that were left behind, or are damaged, are not asked.
         """
-        rule = best_rule(self._parts.keep_policy, metric, mode)
+        rule = best_rule(self._keep_policy, metric, mode)
         if rule is None:
             raise ValueError("best_step: give a metric, or a keep policy with a KeepBest in it")
         facts = []
@@ -610,7 +611,7 @@ class CheckpointManager:
         group = self._root.group
         shown = {
             "steps": shown_steps(self.known_steps()),
-            "keeps": repr(self._parts.keep_policy),
+            "keeps": repr(self._keep_policy),
             "process": f"process {group.index} of {group.count}",
         }
         if self._closed:

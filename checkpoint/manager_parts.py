@@ -67,7 +67,6 @@ class ManagerParts:
     run_ahead: RunAhead
     restorer: StepRestorer
     watchdog: Watchdog | NoWatchdog
-    keep_policy: KeepPolicy
 
     def close(self, timeout_s: float) -> None:
         """Ends all threads, waits for deletions and gives the claim up."""
@@ -109,7 +108,6 @@ def open_manager(
             catalog,
             _scheduler_of(root, save_policy),
             policy_decides=save_policy is not None,
-            has_claim=root.listing.has_claim,
         )
         undo.callback(durable.close, 0.0)
         lanes = (durable, *_local_lanes(catalog, local))
@@ -119,7 +117,6 @@ def open_manager(
             run_ahead=RunAhead(options.max_steps_ahead),
             restorer=StepRestorer(catalog),
             watchdog=watchdog,
-            keep_policy=keep_policy,
         )
         undo.pop_all()
     if root.is_writing_primary:

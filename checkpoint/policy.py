@@ -360,11 +360,11 @@ class KeepBest(_Counted):
         """Returns the steps that have the metric, best first."""
         sign = 1 if self.mode == "min" else -1
         scored = [
-            (facts.metrics[self.metric], facts.step)
+            (sign * facts.metrics[self.metric], -facts.step)
             for facts in steps
             if not math.isnan(facts.metrics.get(self.metric, math.nan))
         ]
-        return [step for _, step in sorted(scored, key=lambda pair: (sign * pair[0], -pair[1]))]
+        return [-step for _, step in sorted(scored)]
 
 
 @dataclass(frozen=True)

@@ -286,24 +286,22 @@ def restore_together(
     Where it `shares`, alike on all, the processes pass on what they read. What any of them runs
     into is in the verdict of all; the store's errors name a file, or `path`.
     """
+    peers = None
+    if shares:
+        peers = RestorePeers(agreement.group, agreement, options.read, options.memory)
     options = replace(
         options,
         before_reading=agreement.before_reading,
         before_giving=agreement.before_giving,
+        peers=peers,
     )
-    counts = Counter[str]()
+
+    def restore() -> dict[str, Any]:
+        with opened() as checkpoint:
+            agreement.opened(checkpoint.info.save_id)
+            return restore_items(checkpoint, wanted, options)
+
     # The part servers stay until all have agreed.
-    with contextlib.ExitStack() as until_agreed:
-        if shares:
-            peers = RestorePeers(agreement.group, agreement, options.read, options.memory)
-            until_agreed.enter_context(peers)
-            options = replace(options, peers=peers)
-            counts = peers.counts
-
-        def restore() -> dict[str, Any]:
-            with opened() as checkpoint:
-                agreement.opened(checkpoint.info.save_id)
-                return restore_items(checkpoint, wanted, options)
-
+    with peers or contextlib.nullcontext():
         values, verdict = agreement.run(restore, path)
-    return values, verdict, counts
+    return values, verdict, Counter() if peers is None else peers.counts

@@ -341,9 +341,10 @@ def _parse_tree(
 def _parse_leaves(data: dict[str, Any], files: Sequence[FileReport]) -> tuple[LeafRecord, ...]:
     # A short record could claim chunks without end: files bound them, by the room in their headers.
     room = sum(min(file.head, HEADER_LIMIT_BYTES) for file in files) // MIN_ENTRY_BYTES
-    chunk_files = expand_runs(data["cells"], len(files), min(room, MAX_CHUNKS))
-    shardings = [parse_sharding(description) for description in data["shardings"]]
-    parser = _LeafParser(chunk_files, shardings)
+    parser = _LeafParser(
+        expand_runs(data["cells"], len(files), min(room, MAX_CHUNKS)),
+        [parse_sharding(description) for description in data["shardings"]],
+    )
     values = iter(data["values"])
     leaves = tuple(
         _parse_value(leaf, values) if leaf["kind"] in _VALUE_KINDS else parser.parse(leaf)

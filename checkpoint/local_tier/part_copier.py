@@ -20,6 +20,7 @@ from ..storage import base
 from .host_folder import HostFolder
 from .meeting import Meeting
 from .parts import LocalKey, Part
+from .peer_storage import UnlistedFiles
 
 PIECE_BYTES = 4 << 20  # of a copy, held at a time: what is larger stays with the allocator
 
@@ -112,10 +113,9 @@ class PartCopier:
 
 
 @dataclass(frozen=True)
-class _PartSource:
+class _PartSource(UnlistedFiles):
     """The files of a peer's part as a store to read from, at a bounded rate. For one thread."""
 
-    posix = None
     max_concurrency = 1
 
     peer: PeerConnection
@@ -140,12 +140,6 @@ class _PartSource:
     def fetch(self, name: str, limit_bytes: int) -> bytes:
         """Raises FileNotFoundError: a part is no step, and has no record."""
         raise FileNotFoundError(errno.ENOENT, "there is no record", name)
-
-    def list(
-        self, folder: str, *, recursive: bool = False, names_only: bool = False
-    ) -> list[base.Entry]:
-        """Lists nothing: the part says what there is."""
-        return []
 
 
 def _fetch_part(

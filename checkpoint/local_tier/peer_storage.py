@@ -25,7 +25,19 @@ class _LastRanks(threading.local):
         self.of_file: dict[str, int] = {}
 
 
-class PeerStorage:
+class UnlistedFiles:
+    """A store to read files from that are known already."""
+
+    posix = None
+
+    def list(
+        self, folder: str, *, recursive: bool = False, names_only: bool = False
+    ) -> list[Entry]:
+        """Lists nothing: the record, or a part, says what there is."""
+        return []
+
+
+class PeerStorage(UnlistedFiles):
     """The files of one local step as a store to read from: this host's own, else a peer's.
     Thread-safe.
 
@@ -35,7 +47,6 @@ class PeerStorage:
     """
 
     max_concurrency: int = 4
-    posix = None
 
     def __init__(
         self,
@@ -118,12 +129,6 @@ class PeerStorage:
         if name != join(self._folder, RECORD_NAME):
             raise FileNotFoundError(errno.ENOENT, "no such file", join(self.root, name))
         return self._record
-
-    def list(
-        self, folder: str, *, recursive: bool = False, names_only: bool = False
-    ) -> list[Entry]:
-        """Lists nothing: the record says what there is."""
-        return []
 
     def close(self) -> None:
         """Closes the connections to peers that are not in use."""
