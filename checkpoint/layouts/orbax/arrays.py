@@ -45,25 +45,27 @@ class OrbaxItem:
         self._folder = folder
         self._context = context
         self._files = folder.names()
-        about = self._metadata()
-        self._fills = about.fills
-        self._driver = "zarr3" if about.use_zarr3 else "zarr"
-        self._meta_name = "zarr.json" if about.use_zarr3 else ".zarray"
-        self._base = self._find_base(about)
+        self._about = self._metadata()
+        self._meta_name = "zarr.json" if self._about.use_zarr3 else ".zarray"
+        self._base = self._find_base()
         self._stores: dict[str, Any] = {}
         self._names: dict[str, str] = {}  # what a leaf's array is called, by the leaf's path
-        asked = self._ask_arrays([leaf.name for leaf in about.leaves if _has_data(leaf)])
+        is_single = not handler.endswith(orbax.TREE_HANDLERS) and self._about.is_single
+        self.record = self._record(name, is_single=is_single)
+
+    def _record(self, name: str, *, is_single: bool) -> ItemRecord:
+        folder = self._folder
+        asked = self._ask_arrays()
         # tensorstore reads meanwhile
-        is_single = not handler.endswith(orbax.TREE_HANDLERS) and about.is_single
-        tree, paths, order = self._tree(about, is_single=is_single)
+        tree, paths, order = self._tree(is_single=is_single)
         self._shardings = orbax.read_shardings(optional_json(folder, self._files, orbax.SHARDING))
         self._strings = optional_json(folder, self._files, orbax.STRINGS)
         self._prng = self._prng_implementations()
         self._arrays = self._described(asked)
-        records = self._records(about.leaves)
+        records = self._records()
         if is_single and records and folder.basename == "jax_random_key":
             records = [self._random_key(records[0])]
-        self.record = ItemRecord(name, "tree", (), tree, self._placed(records, paths, order))
+        return ItemRecord(name, "tree", (), tree, self._placed(records, paths, order))
 
     def _metadata(self) -> orbax.TreeMetadata:
         file = f"{self._folder}/{orbax.TREE_METADATA}"
@@ -74,7 +76,8 @@ class OrbaxItem:
             )
         return orbax.parse_tree_metadata(self._folder.fetch(orbax.TREE_METADATA), file)
 
-    def _find_base(self, about: orbax.TreeMetadata) -> dict[str, Any]:
+    def _find_base(self) -> dict[str, Any]:
+        about = self._about
         base = kvstore_of(self._folder)
         ocdbt = about.use_ocdbt if about.use_ocdbt is not None else orbax.MANIFEST in self._files
         if not ocdbt:
@@ -92,9 +95,7 @@ class OrbaxItem:
             )
         return {"driver": "ocdbt", "base": base}
 
-    def _tree(
-        self, about: orbax.TreeMetadata, *, is_single: bool
-    ) -> tuple[Any, list[str], list[int]]:
+    def _tree(self, *, is_single: bool) -> tuple[Any, list[str], list[int]]:
         """Returns the description of the tree, and its leaves' paths and numbers in flatten order.
 
         The numbers are those among `_records`.
@@ -102,16 +103,16 @@ class OrbaxItem:
         numbers = itertools.count()
         values: dict[Any, Any] = {
             leaf.keys: orbax.empty_value(leaf.value_type) if leaf.empty else next(numbers)
-            for leaf in about.leaves
+            for leaf in self._about.leaves
         }
         tree: Any = next(iter(values.values())) if is_single else orbax.build_tree(values)
         if self._folder.basename == "np_random_key":
             tree = tuple(tree)
         return *describe(tree), flatten(tree)[0]
 
-    def _records(self, leaves: Sequence[orbax.StoredLeaf]) -> list[LeafRecord]:
+    def _records(self) -> list[LeafRecord]:
         """Returns the leaves that have a value, by their arrays' names."""
-        there = [leaf for leaf in leaves if not leaf.empty]
+        there = [leaf for leaf in self._about.leaves if not leaf.empty]
         scalars = self._scalars([leaf.name for leaf in there if leaf.value_type == "scalar"])
         records: list[LeafRecord] = []
         for leaf in there:
@@ -189,8 +190,9 @@ class OrbaxItem:
                 implementations |= about
         return implementations
 
-    def _ask_arrays(self, wanted: Sequence[str]) -> dict[str, Any]:
+    def _ask_arrays(self) -> dict[str, Any]:
         """Begins to read the zarr metadata of all arrays, side by side; returns the futures."""
+        wanted = [leaf.name for leaf in self._about.leaves if _has_data(leaf)]
         if not wanted:
             return {}
         store = self._done("", ts.KvStore.open(self._base, context=self._context))
@@ -252,9 +254,9 @@ class OrbaxItem:
     def _opening(self, name: str) -> Any:
         inside = "" if self._base["driver"] == "ocdbt" else self._base["path"]
         spec = {
-            "driver": self._driver,
+            "driver": "zarr3" if self._about.use_zarr3 else "zarr",
             "kvstore": {**self._base, "path": f"{inside}{name}/" if name else inside},
-            "fill_missing_data_reads": self._fills,
+            "fill_missing_data_reads": self._about.fills,
             "recheck_cached_data": False,
         }
         return ts.open(spec, context=self._context, open=True, read=True)

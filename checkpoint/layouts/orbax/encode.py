@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -22,8 +22,11 @@ from ...format.grid import Grid, Shape
 from ...format.limits import copy_json
 from ...format.record import LeafRecord
 from ...format.tree import VALUE_TYPES as PYTHON_TYPES
+from ...format.tree import is_key
 from ...saving.planner import check_leaf
+from ..base import array_record
 from . import metadata as orbax
+from .metadata import Keys
 
 CHUNK_BYTES = 64 << 20
 VALUE_TYPES = {
@@ -43,7 +46,8 @@ _EMPTY = {
     "list": "List",
     "tuple": "Tuple",
 }
-Keys: TypeAlias = tuple[tuple[str, bool], ...]
+# Of an empty container it is Orbax's word.
+Entry: TypeAlias = tuple[Keys, LeafRecord | str]
 
 
 def walk(node: Any, keys: Keys) -> Iterator[tuple[Keys, int | str]]:
@@ -58,15 +62,10 @@ def walk(node: Any, keys: Keys) -> Iterator[tuple[Keys, int | str]]:
         yield keys, _EMPTY.get(node["kind"], "NamedTuple")
     else:
         names = node.get("keys", range(len(node["nodes"])))
-        is_sequence = node["kind"] in ("list", "tuple")
-        is_object = node["kind"] == "object"
+        has_indices = node["kind"] in ("list", "tuple", "object")
         for name, child in zip(names, node["nodes"], strict=True):
-            is_index = is_sequence or (is_object and isinstance(name, int))
-            yield from walk(child, (*keys, (str(name), is_index)))
-
-
-def leaf_name(keys: Keys) -> str:
-    return ".".join(key for key, _ in keys)
+            key = (str(name), has_indices and isinstance(name, int))
+            yield from walk(child, (*keys, key))
 
 
 def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
@@ -74,21 +73,16 @@ def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
     check_leaf(path, value)
     if type(value) in PYTHON_TYPES:
         return LeafRecord(path, type(value).__name__, value=value), None
-    kind = "numpy"
+    if not isinstance(value, jax.Array):
+        return array_record(path, "numpy", value.shape, value.dtype.name), value
+    kind = "array"
     impl = ""
-    sharding = None
-    if isinstance(value, jax.Array):
-        kind = "array"
-        if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
-            kind = "key"
-            impl = str(jax.random.key_impl(value))
-            value = jax.random.key_data(value)
-        sharding = describe_sharding(value.sharding, value.ndim)
-    shape = tuple(value.shape)
-    grid = Grid(shape, shape, shape)
-    dtype = np.dtype(value.dtype).name
-    leaf = LeafRecord(path, kind, dtype, shape, impl=impl, sharding=sharding, grid=grid)
-    return leaf, value
+    if is_key(value):
+        kind = "key"
+        impl = str(jax.random.key_impl(value))
+        value = jax.random.key_data(value)
+    leaf = array_record(path, kind, value.shape, value.dtype.name)
+    return replace(leaf, impl=impl, sharding=describe_sharding(value.sharding, value.ndim)), value
 
 
 def storable(name: str, leaf: LeafRecord) -> LeafRecord:
@@ -102,15 +96,7 @@ def storable(name: str, leaf: LeafRecord) -> LeafRecord:
     if leaf.kind == "str":
         return replace(leaf, path=name)
     if leaf.grid is None:
-        dtype = np.asarray(leaf.value).dtype
-        if not can_store(dtype):
-            raise UnsupportedLeaf(
-                f"Orbax's layout cannot hold '{name}', an int of {leaf.value.bit_length()} bits:"
-                " expected at most 64; make it text",
-                leaf=name,
-                found=leaf.kind,
-            )
-        return replace(leaf, path=name, dtype=dtype.name, grid=Grid((), (), ()))
+        return _storable_number(name, leaf)
     if 0 in leaf.shape:
         message = (
             f"Orbax's layout cannot hold '{name}', an array of shape {leaf.shape}: it has no arrays"
@@ -121,6 +107,18 @@ def storable(name: str, leaf: LeafRecord) -> LeafRecord:
     if chunk == leaf.shape:
         chunk = _chunk_shape(leaf.shape, leaf.numpy_dtype.itemsize)
     return replace(leaf, path=name, grid=Grid(leaf.shape, chunk, chunk))
+
+
+def _storable_number(name: str, leaf: LeafRecord) -> LeafRecord:
+    dtype = np.asarray(leaf.value).dtype
+    if not can_store(dtype):
+        raise UnsupportedLeaf(
+            f"Orbax's layout cannot hold '{name}', an int of {leaf.value.bit_length()} bits:"
+            " expected at most 64; make it text",
+            leaf=name,
+            found=leaf.kind,
+        )
+    return replace(leaf, path=name, dtype=dtype.name, grid=Grid((), (), ()))
 
 
 def custom_metadata(metadata: Any) -> dict[str, Any]:
@@ -188,20 +186,71 @@ def pointed(strings: Mapping[str, Any]) -> dict[str, Any]:
     return root
 
 
-def array_metadatas(leaves: Sequence[LeafRecord]) -> dict[str, Any]:
-    def about(leaf: LeafRecord) -> dict[str, Any]:
-        extra = {"random_key_impl": leaf.impl} if leaf.impl else None
-        return {
+def leaves_among(entries: Iterable[Entry]) -> list[LeafRecord]:
+    """Returns the leaves of an item, in their order."""
+    return [leaf for _, leaf in entries if isinstance(leaf, LeafRecord)]
+
+
+def arrays_among(entries: Iterable[Entry]) -> list[LeafRecord]:
+    """Returns those that are arrays in Orbax's layout, as numbers are."""
+    return [leaf for leaf in leaves_among(entries) if leaf.kind != "str"]
+
+
+def _is_of_jax(leaf: LeafRecord) -> bool:
+    return VALUE_TYPES[leaf.kind] == "jax.Array"
+
+
+def item_files(entries: Sequence[Entry]) -> dict[str, Any]:
+    """Returns the JSON files that describe an item, by their names in its folder."""
+    files: dict[str, Any] = {orbax.TREE_METADATA: _tree_metadata(entries)}
+    leaves = leaves_among(entries)
+    arrays = [leaf for leaf in leaves if _is_of_jax(leaf)]
+    if arrays:
+        files[f"{orbax.ARRAY_METADATAS}/process_0"] = _array_metadatas(arrays)
+        files[orbax.SHARDING] = _shardings_of(arrays)
+    strings = {leaf.path: leaf.value for leaf in leaves if leaf.kind == "str"}
+    if strings:
+        files[orbax.STRINGS] = pointed(strings)
+    return files
+
+
+def _tree_metadata(entries: Iterable[Entry]) -> dict[str, Any]:
+    tree = {}
+    for keys, leaf in entries:
+        tree[repr(tuple(key for key, _ in keys))] = {
+            "key_metadata": [{"key": key, "key_type": 1 if index else 2} for key, index in keys],
+            "value_metadata": _value_metadata(leaf),
+        }
+    return {
+        "tree_metadata": tree,
+        "use_ocdbt": True,
+        "use_zarr3": False,
+        "store_array_data_equal_to_fill_value": True,
+        "custom_metadata": None,
+    }
+
+
+def _value_metadata(leaf: LeafRecord | str) -> dict[str, Any]:
+    if isinstance(leaf, str):
+        return {"value_type": leaf, "skip_deserialize": True}
+    about = {"value_type": VALUE_TYPES[leaf.kind], "skip_deserialize": False}
+    return about | ({"write_shape": chunk_shape(leaf)} if _is_of_jax(leaf) else {})
+
+
+def _array_metadatas(leaves: Iterable[LeafRecord]) -> dict[str, Any]:
+    abouts = [
+        {
             "param_name": leaf.path,
             "write_shape": chunk_shape(leaf),
             "chunk_shape": chunk_shape(leaf),
-            "ext_metadata": extra,
+            "ext_metadata": {"random_key_impl": leaf.impl} if leaf.impl else None,
         }
+        for leaf in leaves
+    ]
+    return {"array_metadatas": [{"array_metadata": about} for about in abouts]}
 
-    return {"array_metadatas": [{"array_metadata": about(leaf)} for leaf in leaves]}
 
-
-def shardings_of(leaves: Sequence[LeafRecord]) -> dict[str, str]:
+def _shardings_of(leaves: Iterable[LeafRecord]) -> dict[str, str]:
     names = {device.id: str(device) for device in jax.devices()}
     usual = jax.local_devices()[0].id
     texts = {

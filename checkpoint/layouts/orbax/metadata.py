@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ...arrays.sharding import AXIS_TYPES, MEMORY_KIND, REDUCED, axes_of, parse_sharding
 from ...errors import Corrupt, HostileCheckpoint
@@ -33,29 +33,29 @@ JSON_FILES = ("metadata", "data.json", "metrics")  # v0's JSON item, v1's, and t
 MAX_DEPTH = 200  # keys in one path; Orbax's own trees have a few
 
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})\Z")
-_EMPTIES: Mapping[str, Any] = {
-    "None": None,
-    "Dict": {},
-    "List": [],
-    "Tuple": (),
-    "NamedTuple": None,
-}
+_EMPTIES: Mapping[str, type] = {"Dict": dict, "List": list, "Tuple": tuple}
 _PRNG_TAGS = {"fry": "threefry2x32", "urbg": "unsafe_rbg"}
+Key: TypeAlias = tuple[str, bool]  # whether it is an index
+Keys: TypeAlias = tuple[Key, ...]
+
+
+def leaf_name(keys: Keys) -> str:
+    """Returns what the array of a leaf is called: its keys, joined by dots."""
+    return ".".join([key for key, _ in keys])
 
 
 class StoredLeaf(NamedTuple):
-    """One line of `_METADATA`: `keys` are (key, is an index), `value_type` is Orbax's word for its
-    kind; an `empty` one has no data.
+    """One line of `_METADATA`: `value_type` is Orbax's word for its kind; an `empty` one has no
+    data.
     """
 
-    keys: tuple[tuple[str, bool], ...]
+    keys: Keys
     value_type: str
     empty: bool
 
     @property
     def name(self) -> str:
-        """What its array is called: its keys, joined by dots."""
-        return ".".join([key for key, _ in self.keys])
+        return leaf_name(self.keys)
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,13 @@ def parse_tree_metadata(data: bytes, file: str) -> TreeMetadata:
     )
 
 
-def build_tree(leaves: Mapping[tuple[tuple[str, bool], ...], Any]) -> Any:
+def build_tree(leaves: Mapping[Keys, Any]) -> Any:
     """Returns the nested dicts and lists that `leaves`, by their keys, make up; one without keys is
     the tree itself.
     """
     if list(leaves) == [()]:
         return leaves[()]
-    root: dict[tuple[str, bool], Any] = {}
+    root: dict[Key, Any] = {}
     for keys, value in leaves.items():
         level = root
         for key in keys[:-1]:
@@ -145,8 +145,8 @@ def _finish(level: Any) -> Any:
 
 def empty_value(value_type: str) -> Any:
     """Returns the container (or None) that an entry without data stands for."""
-    empty = _EMPTIES.get(value_type)
-    return empty.copy() if isinstance(empty, (dict, list)) else empty
+    container = _EMPTIES.get(value_type)
+    return None if container is None else container()
 
 
 def parse_array_metadata(data: bytes, file: str) -> dict[str, str]:

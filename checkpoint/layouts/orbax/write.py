@@ -18,6 +18,7 @@ import os
 import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -56,19 +57,17 @@ from ...storage.path import StorePath, join
 from . import metadata as orbax
 from .arrays import context_of, kvstore_of
 from .encode import (
-    VALUE_TYPES,
-    Keys,
-    array_metadatas,
+    Entry,
     array_spec,
-    chunk_shape,
+    arrays_among,
     custom_metadata,
-    leaf_name,
+    item_files,
+    leaves_among,
     live_leaf,
-    pointed,
-    shardings_of,
     storable,
     walk,
 )
+from .metadata import leaf_name
 
 TREE_HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 ARRAY_HANDLER = "orbax.checkpoint._src.handlers.array_checkpoint_handler.ArrayCheckpointHandler"
@@ -196,51 +195,14 @@ class OrbaxWriter:
         """
         self._handlers[item.name] = ARRAY_HANDLER if item.tree == 0 else TREE_HANDLER
         entries = stored_entries(item)
-        leaves = [leaf for _, leaf in entries if isinstance(leaf, LeafRecord)]
-        self._put_metadata(item.name, entries, leaves)
-        self._open(item.name, [leaf for leaf in leaves if leaf.kind != "str"])
-        for leaf in leaves:
-            if leaf.value is not None and leaf.kind != "str":
+        for name, value in item_files(entries).items():
+            self._put(f"{item.name}/{name}", json.dumps(value).encode())
+        arrays = arrays_among(entries)
+        self._open(item.name, arrays)
+        for leaf in arrays:
+            if leaf.value is not None:
                 self.write(item.name, leaf.path, np.asarray(leaf.value, leaf.dtype))
-        return [leaf.path for leaf in leaves]
-
-    def _put_metadata(
-        self,
-        item: str,
-        entries: Sequence[tuple[Keys, LeafRecord | str]],
-        leaves: Sequence[LeafRecord],
-    ) -> None:
-        tree = {}
-        for keys, leaf in entries:
-            about: dict[str, Any] = {"value_type": leaf, "skip_deserialize": True}
-            if isinstance(leaf, LeafRecord):
-                about = {"value_type": VALUE_TYPES[leaf.kind], "skip_deserialize": False}
-                if about["value_type"] == "jax.Array":
-                    about["write_shape"] = chunk_shape(leaf)
-            tree[repr(tuple(key for key, _ in keys))] = {
-                "key_metadata": [
-                    {"key": key, "key_type": 1 if index else 2} for key, index in keys
-                ],
-                "value_metadata": about,
-            }
-        metadata = {
-            "tree_metadata": tree,
-            "use_ocdbt": True,
-            "use_zarr3": False,
-            "store_array_data_equal_to_fill_value": True,
-            "custom_metadata": None,
-        }
-        self._put(f"{item}/{orbax.TREE_METADATA}", json.dumps(metadata).encode())
-        arrays = [leaf for leaf in leaves if VALUE_TYPES[leaf.kind] == "jax.Array"]
-        if arrays:
-            self._put(
-                f"{item}/{orbax.ARRAY_METADATAS}/process_0",
-                json.dumps(array_metadatas(arrays)).encode(),
-            )
-            self._put(f"{item}/{orbax.SHARDING}", json.dumps(shardings_of(arrays)).encode())
-        strings = {leaf.path: leaf.value for leaf in leaves if leaf.kind == "str"}
-        if strings:
-            self._put(f"{item}/{orbax.STRINGS}", json.dumps(pointed(strings)).encode())
+        return [leaf.path for leaf in leaves_among(entries)]
 
     def _open(self, item: str, leaves: Sequence[LeafRecord]) -> None:
         # Each is looked at before one is made: nothing may land after a refusal.
@@ -380,19 +342,19 @@ def described(item: str, tree: Any) -> tuple[ItemRecord, list[Any]]:
     return record, [value for _, value in leaves]
 
 
-def stored_entries(item: ItemRecord) -> list[tuple[Keys, LeafRecord | str]]:
+def stored_entries(item: ItemRecord) -> list[Entry]:
     """Returns the leaves of an item as they lie in Orbax's layout, in their order, and its empty
     containers. Raises UnsupportedLeaf for what the layout cannot hold.
     """
     entries = list(walk(item.tree, ()))
     if item.tree == 0:  # one array, which has no name in a tree
         entries = [((("checkpoint", False),), 0)]
-    names = [leaf_name(keys) for keys, what in entries if isinstance(what, int)]
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UnsupportedLeaf(
-            f"two leaves are called '{twice}' in Orbax's layout; rename one of them", leaf=twice
-        )
+    counts = Counter(leaf_name(keys) for keys, what in entries if isinstance(what, int))
+    for name, count in counts.items():
+        if count > 1:
+            raise UnsupportedLeaf(
+                f"two leaves are called '{name}' in Orbax's layout; rename one of them", leaf=name
+            )
     return [
         (keys, storable(leaf_name(keys), item.leaves[what]) if isinstance(what, int) else what)
         for keys, what in entries
@@ -401,9 +363,9 @@ def stored_entries(item: ItemRecord) -> list[tuple[Keys, LeafRecord | str]]:
 
 def check_tree(item: str, tree: Any) -> None:
     """Raises UnsupportedLeaf for a live tree that Orbax's layout cannot hold."""
-    for _, leaf in stored_entries(described(item, tree)[0]):
-        if isinstance(leaf, LeafRecord) and leaf.kind != "str":
-            array_spec_of({"driver": "memory"}, leaf)
+    record, _ = described(item, tree)
+    for leaf in arrays_among(stored_entries(record)):
+        array_spec_of({"driver": "memory"}, leaf)
 
 
 def array_spec_of(base: Mapping[str, Any], leaf: LeafRecord) -> ts.Spec:
@@ -472,17 +434,21 @@ def save_orbax(
     try:
         with writer.failures(), own_settings():
             for item, tree in items.items():
-                record, values = described(item, tree)
-                names = writer.add_record(record)
-                for name, leaf, value in zip(names, record.leaves, values, strict=True):
-                    if leaf.grid is not None:
-                        writer.write(item, name, _on_host(name, value))
+                _write_tree(writer, item, tree)
             for item, value in (json_items or {}).items():
                 writer.add_json(item, value)
         writer.finish(metrics=metrics, metadata=metadata)
     except BaseException:
         writer.abandon()
         raise
+
+
+def _write_tree(writer: OrbaxWriter, item: str, tree: Any) -> None:
+    record, values = described(item, tree)
+    names = writer.add_record(record)
+    for name, leaf, value in zip(names, record.leaves, values, strict=True):
+        if leaf.grid is not None:
+            writer.write(item, name, _on_host(name, value))
 
 
 def _on_host(name: str, value: Any) -> HostArray:

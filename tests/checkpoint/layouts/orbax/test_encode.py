@@ -19,12 +19,12 @@ from holdfast.checkpoint.format.tree import describe
 from holdfast.checkpoint.layouts.orbax.encode import (
     CHUNK_BYTES,
     chunk_shape,
-    leaf_name,
     live_leaf,
     pointed,
     storable,
     walk,
 )
+from holdfast.checkpoint.layouts.orbax.metadata import leaf_name
 
 
 def test_a_tree_is_walked_in_leaf_order() -> None:
