@@ -169,15 +169,29 @@ def read_leaves(
     batch_bytes: int = BATCH_BYTES,
     allocate: Allocate = fresh,
 ) -> Iterator[tuple[LeafRecord, HostArray]]:
-    """Yields the arrays of leaves, read in batches.
+    """Returns the arrays of leaves, which are read in batches.
 
     One leaf at a time is in memory, or several of `batch_bytes` in all.
     """
-    wholes = (tuple((0, size) for size in leaf.shape) for leaf in leaves)
-    wanted = (Wanted(leaf, whole, whole) for leaf, whole in zip(leaves, wholes, strict=True))
+    wanted = map(whole_of, leaves)
     arrays = read_in_order(reader, wanted, batch_bytes=batch_bytes, allocate=allocate)
-    for leaf in leaves:
-        yield leaf, next(arrays)
+    return zip(leaves, arrays, strict=True)
+
+
+def whole_of(leaf: LeafRecord) -> Wanted:
+    """Returns all of an array."""
+    region = tuple((0, size) for size in leaf.shape)
+    return Wanted(leaf, region, region)
+
+
+def files_below(folder: StorePath, entries: Iterable[Entry] | None = None) -> dict[str, Entry]:
+    """Returns the files in a folder and the folders below it, by their names from there.
+
+    `entries` are they, where they were listed.
+    """
+    if entries is None:
+        entries = folder.storage.list(folder.name, recursive=True)
+    return {entry.name.removeprefix(f"{folder.name}/"): entry for entry in entries}
 
 
 def contents_of(folder: StorePath, names: Iterable[str]) -> FileContents:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from holdfast.multihost import Solo
 
 from ..errors import CheckpointError, Corrupt, StepExists, StepGone, StepNotFound
-from ..format.record import Record, parse_record, read_record
+from ..format.record import parse_record, read_record
 from ..format.step_folders import (
     has_record,
     list_steps,
@@ -21,6 +21,7 @@ from ..format.step_folders import (
     read_foreign_prefix,
     read_step_names,
 )
+from ..layouts.base import files_below
 from ..layouts.detect import layout_of, open_if_finished, while_it_is_there
 from ..layouts.holdfast import HoldfastCheckpoint
 from ..layouts.orbax import metadata as orbax
@@ -105,13 +106,17 @@ def _copy(
         refuse_root_of_steps(target.storage, list_steps(target.storage))
     if layout.name == "holdfast":
         _copy_ours(source, target, claims, done, progress)
-        return
-    files = file_sizes(source)
-    jobs = [CopyJob(name, name, 0, size) for name, size in files.items()]
+    else:
+        _copy_others(source, target, done, progress)
+
+
+def _copy_others(source: StorePath, target: StorePath, done: Copied, progress: Progress) -> None:
+    """Copies a checkpoint of another library's layout."""
+    jobs = [CopyJob(name, name, size) for name, size in file_sizes(source).items()]
     jobs.sort(key=lambda job: (job.name in _LAST, job.name))
     there_already = _same_files(source, target, jobs)
     for job in jobs:
-        _check_size(target, job.name, job.size)
+        _check_size(target, job)
         copy_file(source, target, job, done, progress, is_there=job.name in there_already)
     copy = open_if_finished(target)
     if copy is None:
@@ -167,28 +172,25 @@ def copy_marks(source: Storage, target: Storage, claims: Claims) -> None:
 def _copy_ours(
     source: StorePath, target: StorePath, claims: Claims, done: Copied, progress: Progress
 ) -> None:
-    record = read_record(source.storage, source.name)
+    original = HoldfastCheckpoint(source.storage, source.name)
+    record = original.record
     if other_step(record.step, target.storage, target.name) is not None:
         raise CheckpointError(
             f"{target} is called as another step than {source}, which is step {record.step}; choose"
             " another name",
             path=str(target),
         )
-    jobs, data = repack(
-        source.storage,
-        source.name,
-        record,
-        source.fetch(RECORD_NAME),
-        target.storage.max_file_bytes,
-    )
+    limit = target.storage.max_file_bytes
+    jobs, data = repack(source, record, source.fetch(RECORD_NAME), limit)
     copied = parse_record(data, f"{target}/{RECORD_NAME}")
+    copy = HoldfastCheckpoint(target.storage, target.name, copied)
     is_there = RECORD_NAME in target.names()
     if is_there:
         _refuse_other(target, source, data)
     with _claimed(source, target, claims, record.writer_id) as claim:
         for job in jobs:
             copy_file(source, target, job, done, progress, is_there=has_size(target, job))
-        _verify(source, record, target, copied)
+        _verify(original, copy)
         if not is_there:
             try:
                 target.storage.commit((target / RECORD_NAME).name, data, claim)
@@ -223,10 +225,8 @@ def _claimed(source: StorePath, target: StorePath, claims: Claims, save_id: str)
         target.storage.delete([f"{FOLDER}/"])
 
 
-def _verify(source: StorePath, record: Record, target: StorePath, copied: Record) -> None:
+def _verify(original: HoldfastCheckpoint, copy: HoldfastCheckpoint) -> None:
     """Reads the copy back; the error says which of the two is damaged."""
-    original = HoldfastCheckpoint(source.storage, source.name, record)
-    copy = HoldfastCheckpoint(target.storage, target.name, copied)
     try:
         copy.verify()
     except Corrupt as error:
@@ -234,12 +234,14 @@ def _verify(source: StorePath, record: Record, target: StorePath, copied: Record
         message = f"{error}. The source is whole: delete this file of the copy and copy again"
         raise Corrupt(message, path=error.path, file=error.file, leaf=error.leaf) from error
     # A record that was rewritten may name chunks that are whole, and not those of the source.
-    for name, item in record.items.items():
-        if item.files == copied.items[name].files:
-            continue
-        if copy.reader(name).checksums() != original.reader(name).checksums():
-            message = f"the item {name!r} would have other values than {source}: it got no record"
-            raise Corrupt.at(str(target), message)
+    for name, item in original.record.items.items():
+        is_rewritten = copy.record.items[name].files != item.files
+        if is_rewritten and copy.reader(name).checksums() != original.reader(name).checksums():
+            raise Corrupt.at(
+                copy.info.path,
+                f"the item {name!r} would have other values than {original.info.path}: it got no"
+                " record",
+            )
 
 
 def copy_file(
@@ -265,22 +267,21 @@ def file_sizes(folder: StorePath, entries: Sequence[Entry] | None = None) -> dic
 
     Where a listing has no sizes, they come from the record, or from the store.
     """
-    if entries is None:
-        entries = folder.storage.list(folder.name, recursive=True)
-    sizes = {entry.name.removeprefix(f"{folder.name}/"): entry.size for entry in entries}
-    sizes = {name: size for name, size in sizes.items() if not name.startswith(f"{FOLDER}/")}
-    unknown = [name for name, size in sizes.items() if size is None]
-    if RECORD_NAME in unknown:
-        record = read_record(folder.storage, folder.name)
-        files = [file for item in record.items.values() for file in item.files]
-        return {file.name: file.size for file in files} | {RECORD_NAME: 0}
+    below = files_below(folder, entries).items()
+    files = {name: entry for name, entry in below if not name.startswith(f"{FOLDER}/")}
+    unknown = [entry.name for entry in files.values() if entry.size is None]
+    if (folder / RECORD_NAME).name in unknown:
+        return _sizes_in_record(folder)
+    asked = run_side_by_side(folder.storage.size, unknown, folder.storage.max_concurrency)
+    sizes = {entry.name: entry.size for entry in files.values()}
+    sizes |= zip(unknown, asked, strict=True)
+    return {name: sizes[entry.name] for name, entry in files.items()}
 
-    def size_of(name: str) -> int:
-        return folder.storage.size((folder / name).name)
 
-    asked = run_side_by_side(size_of, unknown, folder.storage.max_concurrency)
-    known = {name: size for name, size in sizes.items() if size is not None}
-    return known | dict(zip(unknown, asked, strict=True))
+def _sizes_in_record(folder: StorePath) -> dict[str, int]:
+    record = read_record(folder.storage, folder.name)
+    files = [file for item in record.items.values() for file in item.files]
+    return {file.name: file.size for file in files} | {RECORD_NAME: 0}
 
 
 def has_size(target: StorePath, job: CopyJob) -> bool:
@@ -338,13 +339,13 @@ def _refuse_other(target: StorePath, source: StorePath, data: bytes) -> None:
         )
 
 
-def _check_size(target: StorePath, name: str, size: int) -> None:
+def _check_size(target: StorePath, job: CopyJob) -> None:
     limit = target.storage.max_file_bytes
-    if limit is not None and size > limit:
-        hint = "--to safetensors" if name.endswith(".safetensors") else "--to orbax"
+    if limit is not None and job.size > limit:
+        hint = "--to safetensors" if job.name.endswith(".safetensors") else "--to orbax"
         message = (
-            f"{name} has {size} bytes, and {target} takes files of at most {limit}: use `holdfast"
-            f" convert {hint}`, which divides them"
+            f"{job.name} has {job.size} bytes, and {target} takes files of at most {limit}: use"
+            f" `holdfast convert {hint}`, which divides them"
         )
         raise CheckpointError(message, path=str(target))
 
@@ -353,19 +354,23 @@ def _parts(source: StorePath, job: CopyJob, progress: Progress) -> Iterable[Part
     if job.head:
         yield 0, [memoryview(job.head)]
     for at in range(0, job.length, READ_BYTES):
-        buffer = memoryview(bytearray(min(READ_BYTES, job.length - at)))
-        try:
-            got = source.read(job.source, job.offset + at, [buffer])
-        except FileNotFoundError:
-            path = f"{source}/{job.source}"
-            raise Corrupt.at(path, "the file is missing, and the record names it") from None
-        if got != len(buffer):
-            path = f"{source}/{job.source}"
-            raise Corrupt(
-                f"{path} ends after {job.offset + at + got} bytes; it was longer when it was"
-                " written",
-                path=path,
-                file=path,
-            )
-        yield len(job.head) + at, [buffer]
-        progress(len(buffer))
+        data = _read(source, job.source, job.offset + at, min(READ_BYTES, job.length - at))
+        yield len(job.head) + at, [data]
+        progress(len(data))
+
+
+def _read(source: StorePath, file: str, offset: int, size: int) -> memoryview:
+    """Returns bytes of a file that has them. Raises Corrupt."""
+    path = f"{source}/{file}"
+    buffer = memoryview(bytearray(size))
+    try:
+        got = source.read(file, offset, [buffer])
+    except FileNotFoundError:
+        raise Corrupt.at(path, "the file is missing, and the record names it") from None
+    if got != size:
+        raise Corrupt(
+            f"{path} ends after {offset + got} bytes; it was longer when it was written",
+            path=path,
+            file=path,
+        )
+    return buffer

@@ -20,8 +20,7 @@ from ..format.item_report import FileReport, pack_name
 from ..format.pack_header import HEADER_BYTES, ChunkEntry, HeaderFrame
 from ..format.record import ItemRecord, LeafRecord, Record, chunk_runs, parse_record
 from ..restoring.reader import ItemReader
-from ..storage.base import Storage
-from ..storage.path import join
+from ..storage.path import StorePath
 from ..storage.tombstone import sealed_json
 
 
@@ -31,8 +30,8 @@ class CopyJob:
 
     name: str
     source: str
-    offset: int
     length: int
+    offset: int = 0
     head: bytes = b""
 
     @property
@@ -55,7 +54,7 @@ class _NewFile(NamedTuple):
 
 
 def repack(
-    storage: Storage, step_dir: str, record: Record, data: bytes, limit_bytes: int | None
+    source: StorePath, record: Record, data: bytes, limit_bytes: int | None
 ) -> tuple[list[CopyJob], bytes]:
     """Returns the files of a copy of a step, none longer than `limit_bytes`, and its record.
 
@@ -67,27 +66,24 @@ def repack(
     for item in record.items.values():
         longest = max((file.size for file in item.files), default=0)
         if item.kind != "tree" or limit_bytes is None or longest <= limit_bytes:
-            jobs += [CopyJob(file.name, file.name, 0, file.size) for file in item.files]
+            jobs += [CopyJob(file.name, file.name, file.size) for file in item.files]
             continue
         if about is None:
             about = json.loads(data)
-        files = _divide(storage, step_dir, item, limit_bytes)
+        files = _divide(source, item, limit_bytes)
         _rewrite(about["items"][item.name], item, files)
         jobs += [file.job for parts in files for file in parts]
     if about is None:
         return jobs, data
     del about["crc32c"]
     new = sealed_json(about)
-    parse_record(new, join(storage.root, step_dir))
+    parse_record(new, str(source))
     return jobs, new
 
 
-def _divide(
-    storage: Storage, step_dir: str, item: ItemRecord, limit_bytes: int
-) -> list[list[_NewFile]]:
+def _divide(source: StorePath, item: ItemRecord, limit_bytes: int) -> list[list[_NewFile]]:
     """Returns what becomes of each file of an item; a process's packs are numbered anew."""
-    reader = ItemReader(storage, step_dir, item)
-    headers = reader.load_headers(
+    headers = ItemReader(source.storage, source.name, item).load_headers(
         index for index, file in enumerate(item.files) if file.size > limit_bytes
     )
     numbers: Counter[str] = Counter()
@@ -111,13 +107,13 @@ def _part_of(file: FileReport, name: str, chunks: Sequence[tuple[str, ChunkEntry
     With no chunks it is the whole old file.
     """
     if not chunks:
-        return _NewFile(CopyJob(name, file.name, 0, file.size), file.head, file.crc)
+        return _NewFile(CopyJob(name, file.name, file.size), file.head, file.crc)
     frame = HeaderFrame.around(
         [(chunk, entry.dtype, entry.shape, entry.nbytes) for chunk, entry in chunks]
     )
     head = frame.join([entry.checksum for _, entry in chunks])
     length = sum(entry.nbytes for _, entry in chunks)
-    job = CopyJob(name, file.name, chunks[0][1].start, length, head=head)
+    job = CopyJob(name, file.name, length, chunks[0][1].start, head=head)
     return _NewFile(job, len(head), crc32c(head), [chunk for chunk, _ in chunks])
 
 

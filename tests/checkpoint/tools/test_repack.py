@@ -160,7 +160,7 @@ def test_the_new_files_hold_each_chunk_once(tmp_path: Path) -> None:
     limit = HEADER_BYTES + (3 << 20)
     record = read_record(storage, "")
     data = storage.fetch("checkpoint.json", 1 << 30)
-    jobs, new = repack(storage, "", record, data, limit)
+    jobs, new = repack(StorePath(storage), record, data, limit)
     assert (
         max(job.size for job in jobs) <= limit
         and len(jobs) > len(record.file_names())
@@ -177,7 +177,7 @@ def test_the_new_files_hold_each_chunk_once(tmp_path: Path) -> None:
             (tmp_path / "again" / job.name).write_bytes(job.head + source.read(job.length))
     (tmp_path / "again/checkpoint.json").write_bytes(new)
     assert verify(tmp_path / "again").leaves == 41
-    assert repack(storage, "", record, data, limit) == (jobs, new)
+    assert repack(StorePath(storage), record, data, limit) == (jobs, new)
 
 
 @pytest.mark.parametrize("limit", [None, 1 << 40])
@@ -187,7 +187,7 @@ def test_what_fits_stays_as_it_is(limit: int | None, tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     record = read_record(storage, "")
     data = storage.fetch("checkpoint.json", 1 << 30)
-    jobs, new = repack(storage, "", record, data, limit)
+    jobs, new = repack(StorePath(storage), record, data, limit)
     assert new == data and [(job.name, job.source, job.offset, job.head) for job in jobs] == [
         (name, name, 0, b"") for name in record.file_names()
     ]
