@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ..errors import (
     CheckpointError,
@@ -23,7 +24,6 @@ from ..format.item_report import FILE_NAME
 from ..format.record import read_record
 from ..format.step_folders import (
     LOOKS,
-    PLAIN_NAMES,
     RootListing,
     StepNames,
     note_foreign_prefix,
@@ -37,10 +37,12 @@ from ..steps.lineage import read_branches, run_of
 from ..steps.opening import OtherLayouts
 from ..steps.refusals import roots_alike
 from ..storage.base import Entry, Storage
-from ..storage.path import StorePath, join, open_storage, split
+from ..storage.path import StorePath, open_storage, split
 from ..storage.tombstone import RECORD_NAME
 from .base import CheckpointLayout, CheckpointReader
 from .holdfast import HoldfastLayout
+
+Found: TypeAlias = tuple[str, CheckpointLayout]  # a folder of a root, and what it is in
 
 log = logging.getLogger("holdfast.checkpoint")
 _NUMBERED = re.compile(r"(?<![0-9])[0-9]{1,18}\Z")
@@ -106,7 +108,7 @@ def open_if_finished(folder: StorePath) -> CheckpointReader | None:
     return layout.open(folder) if layout is not None else None
 
 
-def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
+def find_steps(storage: Storage) -> dict[int, Found]:
     """Returns the finished steps of a root, ascending: the folder's name and its layout.
 
     Our own step comes before another layout's of the same number.
@@ -118,7 +120,7 @@ def find_steps(storage: Storage) -> dict[int, tuple[str, CheckpointLayout]]:
     return {}
 
 
-def find_step(storage: Storage, step: int) -> tuple[str, CheckpointLayout] | None:
+def find_step(storage: Storage, step: int) -> Found | None:
     """Returns what `find_steps` has of one step, by a look into few folders; None for no step."""
     for kind in _kinds(storage, root_folders(storage), read_step_names(storage)):
         found = kind.newest(step)
@@ -142,6 +144,11 @@ def find_foreign_steps(storage: Storage, listing: RootListing, names: StepNames)
         foreign = {step: name for step, name, layout in steps if layout.name != "holdfast"}
         if foreign or known:
             return dict(sorted(foreign.items()))
+    _warn_of_strangers(storage)
+    return {}
+
+
+def _warn_of_strangers(storage: Storage) -> None:
     if others := strangers(storage):
         log.warning(
             "%s has no steps, and is opened as a new root: %s in it are no steps of one root. Open"
@@ -149,7 +156,6 @@ def find_foreign_steps(storage: Storage, listing: RootListing, names: StepNames)
             storage.root,
             _some([name for name, _ in others]),
         )
-    return {}
 
 
 @dataclass(frozen=True)
@@ -184,9 +190,7 @@ class _Kind:
             if there:
                 yield number, *min(there, key=lambda found: found[1].name != "holdfast")
 
-    def newest(
-        self, step: int | None = None, marks: Collection[Mark] = ()
-    ) -> tuple[str, CheckpointLayout] | None:
+    def newest(self, step: int | None = None, marks: Collection[Mark] = ()) -> Found | None:
         """Returns folder and layout of the first of those that `finished` yields."""
         return next(((name, layout) for _, name, layout in self.finished(step, marks)), None)
 
@@ -245,13 +249,13 @@ def identify(storage: Storage, folder: str) -> str:
 OTHER_LAYOUTS = OtherLayouts(find_foreign_steps, identify)
 
 
-def left_steps(storage: Storage, steps: Mapping[int, tuple[str, CheckpointLayout]]) -> set[int]:
+def left_steps(storage: Storage, steps: Mapping[int, Found]) -> set[int]:
     """Returns which steps of `find_steps` were left behind. Raises as `read_marks` does."""
     folders = {step: name for step, (name, _) in steps.items()}
     return left_among(storage, folders, read_marks(storage), identify)
 
 
-def newest_step(storage: Storage, steps: Mapping[int, tuple[str, CheckpointLayout]]) -> int | None:
+def newest_step(storage: Storage, steps: Mapping[int, Found]) -> int | None:
     """Returns the newest step of `find_steps`: none that was left behind. None where all were."""
     return max(steps.keys() - left_steps(storage, steps), default=None)
 
@@ -262,9 +266,7 @@ def _numbered(folders: Collection[str]) -> dict[str, int]:
     return {name: int(match[0]) for name, match in matches.items() if match}
 
 
-def _meant_by(
-    storage: Storage, folders: Collection[str], *, has_record: bool
-) -> tuple[str, CheckpointLayout] | None:
+def _meant_by(storage: Storage, folders: Collection[str], *, has_record: bool) -> Found | None:
     """Returns what a root means: the folder of its latest step, or "" for itself, and the layout.
     It looks into few of its `folders` for it. None where there is nothing, or all was left.
     """
@@ -311,9 +313,7 @@ class ForeignSteps:
     its own steps by `names`.
     """
 
-    def __init__(
-        self, storage: Storage, folders: Mapping[int, str], names: StepNames = PLAIN_NAMES
-    ) -> None:
+    def __init__(self, storage: Storage, folders: Mapping[int, str], names: StepNames) -> None:
         self._storage = storage
         self._folders = dict(folders)
         self._names = names
@@ -327,17 +327,18 @@ class ForeignSteps:
         only that shows which folders are steps. Raises StepExists where the folder holds another
         library's checkpoint, and what a commit raises.
         """
-        layout = layout_of(StorePath(storage, folder))
+        where = StorePath(storage, folder)
+        layout = layout_of(where)
         if layout is not None and layout.name != "holdfast":
-            where = join(storage.root, folder)
             raise StepExists(
                 f"{where} holds a checkpoint of another library ({layout.name}): nothing was"
                 " written. Save another step, or move that one elsewhere",
-                path=where,
+                path=str(where),
                 step=self._names.step_of(folder),
             )
-        called = [name for name in self._folders.values() if self._names.step_of(name) is None]
-        prefixes = {prefix_of(name) for name in called} - {""}
+        prefixes = {
+            prefix_of(name) for name in self._folders.values() if self._names.step_of(name) is None
+        } - {""}
         if prefixes and not self._is_noted and read_foreign_prefix(storage) is None:
             note_foreign_prefix(storage, prefixes.pop(), claim)
         self._is_noted = True
@@ -379,14 +380,8 @@ def open_checkpoint(
     the one that `path` means: to count, or to fail. Raises StepNotFound saying what is there
     instead, Corrupt, HostileCheckpoint.
     """
-    folder, file = split(path)
     if is_single_file(path):
-        from .safetensors import SafetensorsCheckpoint
-
-        if step is not None:
-            path = os.fspath(path)
-            raise StepNotFound(f"{path} is one file, and has no step {step}", path=path, step=step)
-        return SafetensorsCheckpoint(StorePath(wrap(open_storage(folder))), file)
+        return _open_single_file(os.fspath(path), step, wrap)
     storage = wrap(open_storage(path))
     if step is None:
         return _open_latest(storage)
@@ -395,6 +390,17 @@ def open_checkpoint(
         raise StepNotFound(nothing_at(storage, step), path=storage.root, step=step)
     name, layout = found
     return layout.open(StorePath(storage, name))
+
+
+def _open_single_file(
+    path: str, step: int | None, wrap: Callable[[Storage], Storage]
+) -> CheckpointReader:
+    from .safetensors import SafetensorsCheckpoint
+
+    if step is not None:
+        raise StepNotFound(f"{path} is one file, and has no step {step}", path=path, step=step)
+    folder, file = split(path)
+    return SafetensorsCheckpoint(StorePath(wrap(open_storage(folder))), file)
 
 
 def is_single_file(path: str | os.PathLike[str]) -> bool:
@@ -536,9 +542,7 @@ def stands_there(storage: Storage, step: int | None) -> str:
     return ""
 
 
-def strangers(
-    storage: Storage, steps: Mapping[int, tuple[str, CheckpointLayout]] | None = None
-) -> list[tuple[str, str]]:
+def strangers(storage: Storage, steps: Mapping[int, Found] | None = None) -> list[tuple[str, str]]:
     """Returns the folders of a root that hold a checkpoint, with its layout, and are called by a
     number, but are none of its steps: those of `find_steps`, which are looked for where they are
     not known.

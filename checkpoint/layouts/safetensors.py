@@ -10,11 +10,12 @@ files are left out with a warning: they are what an older save or another model 
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -37,7 +38,15 @@ from ..restoring.restore import VerifyReport
 from ..storage.base import Entry
 from ..storage.path import StorePath
 from ..storage.threads import run_side_by_side
-from .base import CheckpointInfo, array_record, contents_of, find_named, parsing, verify_by_reading
+from .base import (
+    CheckpointInfo,
+    array_record,
+    contents_of,
+    files_below,
+    find_named,
+    parsing,
+    verify_by_reading,
+)
 
 log = logging.getLogger("holdfast.checkpoint")
 INDEX = "model.safetensors.index.json"
@@ -131,7 +140,7 @@ class RangeRead(NamedTuple):
     file: str
     offset: int
     buffer: memoryview
-    then: Callable[[], None] | None = None
+    then: Callable[[], None] = lambda: None
 
 
 class SafetensorsLayout:
@@ -301,8 +310,7 @@ class SafetensorsArrays:
                     f"{path} ends {len(buffer) - got} bytes before '{leaf}' does: it was cut off"
                 )
                 raise Corrupt(message, file=path, leaf=leaf)
-            if then is not None:
-                then()
+            then()
 
 
 def _ranges_of(read: ReadRequest, tensor: Tensor, memory: memoryview) -> Iterator[RangeRead]:
@@ -390,6 +398,11 @@ def _unindexed(folder: StorePath, names: Collection[str]) -> list[str]:
     if SINGLE in files:
         _warn_of_left_out(f"{folder}/{SINGLE}", [name for name in files if name != SINGLE])
         return [SINGLE]
+    _check_shards(folder, files)
+    return files
+
+
+def _check_shards(folder: StorePath, files: Iterable[str]) -> None:
     shards: dict[tuple[str, str], set[int]] = {}
     for match in filter(None, map(_SHARD.fullmatch, files)):
         shards.setdefault((match[1], match[3]), set()).add(int(match[2]))
@@ -402,7 +415,6 @@ def _unindexed(folder: StorePath, names: Collection[str]) -> list[str]:
                 " fetch it again, or load one file by its path",
                 file=f"{folder}/{missing}",
             )
-    return files
 
 
 def _warn_of_left_out(chosen: str, left_out: Sequence[str]) -> None:
@@ -423,9 +435,7 @@ def names_beside(folder: StorePath, names: Mapping[str, Entry]) -> list[str]:
     """
     files = [name for name in names if not name.endswith("/")]
     if any(name.endswith("/") and not name.startswith(".") for name in names):
-        skip = len(folder.name) + 1 if folder.name else 0
-        entries = folder.storage.list(folder.name, recursive=True)
-        files = [entry.name[skip:] for entry in entries]
+        files = list(files_below(folder))
     models = {
         name.rpartition("/")[0] for name in files if "/" in name and name.endswith(".safetensors")
     }
@@ -543,22 +553,19 @@ def runs(
 
     A run is contiguous; they come in the region's own order.
     """
-    strides = [itemsize] * len(shape)
-    for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * shape[axis + 1]
     inner = len(shape)  # the axes from here on are whole
     while inner and tuple(region[inner - 1]) == (0, shape[inner - 1]):
         inner -= 1
+    row = math.prod(shape[inner:]) * itemsize
     if not inner:
-        yield 0, math.prod(shape) * itemsize
+        yield 0, row
         return
-    first, stop = region[inner - 1]
-    for position in np.ndindex(*(stop - start for start, stop in region[: inner - 1])):
-        outer = sum(
-            (at + start) * stride
-            for at, (start, _), stride in zip(position, region, strides, strict=False)
-        )
-        yield outer + first * strides[inner - 1], (stop - first) * strides[inner - 1]
+    *outer, (first, stop) = region[:inner]
+    for indices in itertools.product(*(range(*bounds) for bounds in outer)):
+        offset = 0
+        for index, size in zip(indices, shape[1:], strict=False):
+            offset = (offset + index) * size
+        yield (offset + first) * row, (stop - first) * row
 
 
 def header_of(

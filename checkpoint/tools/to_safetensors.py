@@ -18,7 +18,7 @@ from ..format.own_files import is_folder_name, own_names, put_files, scratch_fol
 from ..format.pack_header import HEADER_BYTES
 from ..format.record import ItemRecord, LeafRecord
 from ..format.tree import plain_name
-from ..layouts.base import CheckpointInfo
+from ..layouts.base import CheckpointInfo, whole_of
 from ..layouts.safetensors import (
     INDEX,
     INDEX_SUFFIX,
@@ -34,7 +34,6 @@ from ..layouts.safetensors import (
     split_evenly,
     split_shards,
 )
-from ..restoring.devices import Region
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import ArrayReader
 from ..restoring.view_reader import BATCH_BYTES, ViewReader, Wanted, read_in_order
@@ -250,28 +249,23 @@ def _arrays(tensors: Sequence[_Tensor]) -> Iterator[HostArray]:
         if reader is None:
             yield from (np.asarray(tensor.leaf.value) for tensor in group)
         else:
-            yield from read_in_order(
-                reader,
-                (
-                    Wanted(tensor.leaf, region, region)
-                    for tensor in group
-                    for region in _regions(tensor.leaf)
-                ),
-            )
+            wanted = (rows for tensor in group for rows in _rows(tensor.leaf))
+            yield from read_in_order(reader, wanted)
 
 
-def _regions(leaf: LeafRecord) -> list[Region]:
+def _rows(leaf: LeafRecord) -> list[Wanted]:
     """Returns the rows in which a large array is read, as far as it can be; else the whole."""
     assert leaf.grid is not None
-    whole = tuple((0, size) for size in leaf.shape)
+    whole = whole_of(leaf)
     chunk = leaf.grid.chunk_shape
     least = math.prod(chunk) * leaf.numpy_dtype.itemsize
     is_packed = bits_of(leaf.numpy_dtype) < 8  # rows of such may share a byte
     if leaf.nbytes <= CHUNK_BYTES or least > CHUNK_BYTES or is_packed:
         return [whole]
-    count = leaf.shape[0]
+    (_, count), *others = whole.region
     rows = max(CHUNK_BYTES * count // leaf.nbytes // chunk[0], 1) * chunk[0]
-    return [((first, min(first + rows, count)), *whole[1:]) for first in range(0, count, rows)]
+    parts = [((first, min(first + rows, count)), *others) for first in range(0, count, rows)]
+    return [Wanted(leaf, part, part) for part in parts]
 
 
 def _index_file(shards: Mapping[str, Mapping[str, _Tensor]]) -> Iterator[NewFile]:

@@ -16,7 +16,14 @@ from ...restoring.per_process import PerProcessSelection
 from ...restoring.restore import VerifyReport
 from ...storage.base import Entry
 from ...storage.path import StorePath
-from ..base import CheckpointInfo, contents_of, find_named, parsing, verify_by_reading
+from ..base import (
+    CheckpointInfo,
+    contents_of,
+    files_below,
+    find_named,
+    parsing,
+    verify_by_reading,
+)
 from . import metadata as orbax
 from .arrays import OrbaxItem, context_of, optional_json
 
@@ -124,8 +131,7 @@ class OrbaxCheckpoint:
         of them.
         """
         folder, _ = find_named(self.info, self._folders, name)
-        entries = folder.storage.list(folder.name, recursive=True)
-        names = {entry.name.removeprefix(f"{folder.name}/") for entry in entries}
+        names = files_below(folder).keys()
         for own in names:
             if not is_own_name(own):
                 raise HostileCheckpoint(
@@ -150,9 +156,7 @@ class OrbaxCheckpoint:
             return self._items[name]
 
     def verify(self) -> VerifyReport:
-        return verify_by_reading(
-            self, len(self._folder.storage.list(self._folder.name, recursive=True))
-        )
+        return verify_by_reading(self, len(files_below(self._folder)))
 
 
 def _kind_of(folder: StorePath) -> tuple[StorePath, str]:

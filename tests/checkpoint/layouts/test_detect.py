@@ -205,7 +205,7 @@ def test_foreign_steps_that_go_meanwhile(tmp_path: Path) -> None:
     """
     Path(write("orbax", str(tmp_path / "made"))).rename(tmp_path / "3")
     storage = LocalStorage(tmp_path)
-    steps = ForeignSteps(storage, foreign_steps(storage))
+    steps = ForeignSteps(storage, foreign_steps(storage), PLAIN_NAMES)
     assert (
         list(steps) == [3]
         and 3 in steps
