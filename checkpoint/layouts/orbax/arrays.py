@@ -114,17 +114,16 @@ class OrbaxItem:
         """Returns the leaves that have a value, by their arrays' names."""
         there = [leaf for leaf in self._about.leaves if not leaf.empty]
         scalars = self._scalars([leaf.name for leaf in there if leaf.value_type == "scalar"])
-        records: list[LeafRecord] = []
-        for leaf in there:
-            name = leaf.name
-            if leaf.value_type == "string":
-                records.append(self._string(name))
-            elif name in scalars:
-                records.append(LeafRecord(name, type(scalars[name]).__name__, value=scalars[name]))
-            else:
-                kind = "numpy" if leaf.value_type in ("np.ndarray", "scalar") else "array"
-                records.append(self._array(name, kind))
-        return records
+        return [self._leaf(leaf, scalars.get(leaf.name)) for leaf in there]
+
+    def _leaf(self, leaf: orbax.StoredLeaf, scalar: float | None) -> LeafRecord:
+        name = leaf.name
+        if leaf.value_type == "string":
+            return self._string(name)
+        if scalar is not None:
+            return LeafRecord(name, type(scalar).__name__, value=scalar)
+        kind = "numpy" if leaf.value_type in ("np.ndarray", "scalar") else "array"
+        return self._array(name, kind)
 
     def _placed(
         self, records: Sequence[LeafRecord], paths: Sequence[str], order: Sequence[int]
@@ -186,8 +185,8 @@ class OrbaxItem:
         if orbax.ARRAY_METADATAS + "/" in self._files:
             folder = self._folder / orbax.ARRAY_METADATAS
             for name in folder.names():
-                about = orbax.parse_array_metadata(folder.fetch(name), f"{folder}/{name}")
-                implementations |= about
+                data = folder.fetch(name)
+                implementations |= orbax.parse_array_metadata(data, f"{folder}/{name}")
         return implementations
 
     def _ask_arrays(self) -> dict[str, Any]:
@@ -226,9 +225,7 @@ class OrbaxItem:
         for read in reads:
             read.lie_in(allocate(read.nbytes))
             if read.array is not None and read.array.size:
-                index: tuple[slice, ...] = ()
-                if read.shape != read.leaf.shape:
-                    index = tuple(slice(start, stop) for start, stop in read.region)
+                index = tuple(slice(start, stop) for start, stop in read.region)
                 regions.append((self._names[read.leaf.path], index, read.array))
         self._read(regions)
 
@@ -241,9 +238,10 @@ class OrbaxItem:
         self._stores |= {name: self._done(name, future) for name, future in opening.items()}
         pending = []
         for name, index, array in regions:
-            store = self._stores[name][index] if index else self._stores[name]
             memory = ts.array(array, context=self._context)
-            future = memory.write(store, can_reference_source_data_indefinitely=True)
+            future = memory.write(
+                self._stores[name][index], can_reference_source_data_indefinitely=True
+            )
             pending.append((name, future, array.nbytes))
         storage = self._folder.storage
         for name, future, nbytes in pending:
@@ -283,17 +281,18 @@ def optional_json(folder: StorePath, names: Container[str], file: str) -> dict[s
 def kvstore_of(folder: StorePath) -> dict[str, Any]:
     """Returns tensorstore's JSON spec of a folder."""
     access = folder.storage.tensorstore
+    path = str(folder)
     if access is None:
         raise CheckpointError(
-            f"{folder}: tensorstore, which reads and writes other people's arrays, does not know"
+            f"{path}: tensorstore, which reads and writes other people's arrays, does not know"
             " this store; copy it to a disk first",
-            path=str(folder),
+            path=path,
         )
-    if on_the_wire(str(folder)) != str(folder):
+    if on_the_wire(path) != path:
         raise CheckpointError(
-            f"{str(folder)!r}: tensorstore, which reads and writes other people's arrays, takes no"
-            " path that is not valid UTF-8; give it another name first",
-            path=str(folder),
+            f"{path!r}: tensorstore, which reads and writes other people's arrays, takes no path"
+            " that is not valid UTF-8; give it another name first",
+            path=path,
         )
     return access.kvstore(folder.name)
 

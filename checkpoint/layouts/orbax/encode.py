@@ -73,8 +73,12 @@ def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
     check_leaf(path, value)
     if type(value) in PYTHON_TYPES:
         return LeafRecord(path, type(value).__name__, value=value), None
-    if not isinstance(value, jax.Array):
-        return array_record(path, "numpy", value.shape, value.dtype.name), value
+    if isinstance(value, jax.Array):
+        return _live_array(path, value)
+    return array_record(path, "numpy", value.shape, value.dtype.name), value
+
+
+def _live_array(path: str, value: jax.Array) -> tuple[LeafRecord, jax.Array]:
     kind = "array"
     impl = ""
     if is_key(value):
@@ -88,24 +92,26 @@ def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
 def storable(name: str, leaf: LeafRecord) -> LeafRecord:
     """Describes a leaf as it will lie in Orbax's layout, by its name. Raises UnsupportedLeaf."""
     if leaf.kind not in VALUE_TYPES:
-        message = (
+        raise UnsupportedLeaf(
             f"Orbax's layout cannot hold '{name}', a Python {leaf.kind}; leave it out or make it an"
-            " array or text"
+            " array or text",
+            leaf=name,
+            found=leaf.kind,
         )
-        raise UnsupportedLeaf(message, leaf=name, found=leaf.kind)
     if leaf.kind == "str":
         return replace(leaf, path=name)
     if leaf.grid is None:
         return _storable_number(name, leaf)
     if 0 in leaf.shape:
-        message = (
+        raise UnsupportedLeaf(
             f"Orbax's layout cannot hold '{name}', an array of shape {leaf.shape}: it has no arrays"
-            " of size zero"
+            " of size zero",
+            leaf=name,
+            found=str(leaf.shape),
         )
-        raise UnsupportedLeaf(message, leaf=name, found=str(leaf.shape))
     chunk = leaf.grid.shard_shape
     if chunk == leaf.shape:
-        chunk = _chunk_shape(leaf.shape, leaf.numpy_dtype.itemsize)
+        chunk = _cut(leaf)
     return replace(leaf, path=name, grid=Grid(leaf.shape, chunk, chunk))
 
 
@@ -142,11 +148,11 @@ def chunk_shape(leaf: LeafRecord) -> list[int]:
     return list(leaf.grid.shard_shape)
 
 
-def _chunk_shape(shape: Shape, itemsize: int) -> Shape:
+def _cut(leaf: LeafRecord) -> Shape:
     """Returns chunks of at most CHUNK_BYTES, cut along leading axes."""
-    chunk = list(shape)
-    for axis, size in enumerate(shape):
-        row_bytes = math.prod(shape[axis + 1 :]) * itemsize
+    chunk = list(leaf.shape)
+    for axis, size in enumerate(leaf.shape):
+        row_bytes = math.prod(leaf.shape[axis + 1 :]) * leaf.numpy_dtype.itemsize
         chunk[axis] = max(1, min(size, CHUNK_BYTES // row_bytes))
         if chunk[axis] > 1:
             break
@@ -186,25 +192,10 @@ def pointed(strings: Mapping[str, Any]) -> dict[str, Any]:
     return root
 
 
-def leaves_among(entries: Iterable[Entry]) -> list[LeafRecord]:
-    """Returns the leaves of an item, in their order."""
-    return [leaf for _, leaf in entries if isinstance(leaf, LeafRecord)]
-
-
-def arrays_among(entries: Iterable[Entry]) -> list[LeafRecord]:
-    """Returns those that are arrays in Orbax's layout, as numbers are."""
-    return [leaf for leaf in leaves_among(entries) if leaf.kind != "str"]
-
-
-def _is_of_jax(leaf: LeafRecord) -> bool:
-    return VALUE_TYPES[leaf.kind] == "jax.Array"
-
-
-def item_files(entries: Sequence[Entry]) -> dict[str, Any]:
+def item_files(entries: Iterable[Entry], leaves: Sequence[LeafRecord]) -> dict[str, Any]:
     """Returns the JSON files that describe an item, by their names in its folder."""
     files: dict[str, Any] = {orbax.TREE_METADATA: _tree_metadata(entries)}
-    leaves = leaves_among(entries)
-    arrays = [leaf for leaf in leaves if _is_of_jax(leaf)]
+    arrays = [leaf for leaf in leaves if VALUE_TYPES[leaf.kind] == "jax.Array"]
     if arrays:
         files[f"{orbax.ARRAY_METADATAS}/process_0"] = _array_metadatas(arrays)
         files[orbax.SHARDING] = _shardings_of(arrays)
@@ -233,27 +224,33 @@ def _tree_metadata(entries: Iterable[Entry]) -> dict[str, Any]:
 def _value_metadata(leaf: LeafRecord | str) -> dict[str, Any]:
     if isinstance(leaf, str):
         return {"value_type": leaf, "skip_deserialize": True}
-    about = {"value_type": VALUE_TYPES[leaf.kind], "skip_deserialize": False}
-    return about | ({"write_shape": chunk_shape(leaf)} if _is_of_jax(leaf) else {})
+    about: dict[str, Any] = {"value_type": VALUE_TYPES[leaf.kind], "skip_deserialize": False}
+    if about["value_type"] == "jax.Array":
+        about["write_shape"] = chunk_shape(leaf)
+    return about
 
 
 def _array_metadatas(leaves: Iterable[LeafRecord]) -> dict[str, Any]:
     abouts = [
         {
-            "param_name": leaf.path,
-            "write_shape": chunk_shape(leaf),
-            "chunk_shape": chunk_shape(leaf),
-            "ext_metadata": {"random_key_impl": leaf.impl} if leaf.impl else None,
+            "array_metadata": {
+                "param_name": leaf.path,
+                "write_shape": chunk_shape(leaf),
+                "chunk_shape": chunk_shape(leaf),
+                "ext_metadata": {"random_key_impl": leaf.impl} if leaf.impl else None,
+            }
         }
         for leaf in leaves
     ]
-    return {"array_metadatas": [{"array_metadata": about} for about in abouts]}
+    return {"array_metadatas": abouts}
 
 
 def _shardings_of(leaves: Iterable[LeafRecord]) -> dict[str, str]:
     names = {device.id: str(device) for device in jax.devices()}
     usual = jax.local_devices()[0].id
-    texts = {
-        leaf.path: json.dumps(orbax.sharding_json(leaf.sharding, names, usual)) for leaf in leaves
+    return {
+        base64.urlsafe_b64encode(leaf.path.encode()).decode(): json.dumps(
+            orbax.sharding_json(leaf.sharding, names, usual)
+        )
+        for leaf in leaves
     }
-    return {base64.urlsafe_b64encode(name.encode()).decode(): text for name, text in texts.items()}

@@ -92,30 +92,30 @@ def parse_tree_metadata(data: bytes, file: str) -> TreeMetadata:
         raise Corrupt(
             f"{file} has no 'tree_metadata'; it does not describe a tree of Orbax's", file=file
         )
-    leaves = []
-    for name, entry in value["tree_metadata"].items():
-        try:
-            keys = tuple([(str(key["key"]), key["key_type"] == 1) for key in entry["key_metadata"]])
-            about = entry["value_metadata"]
-            value_type = str(about.get("value_type", "jax.Array"))
-            empty = bool(about.get("skip_deserialize", False))
-        except (KeyError, TypeError, AttributeError):
-            raise Corrupt(
-                f"{file} describes the leaf {name} in a way that Orbax does not",
-                file=file,
-                leaf=name,
-            ) from None
-        if len(keys) > MAX_DEPTH:
-            raise HostileCheckpoint(
-                f"{file} has a leaf {len(keys)} keys deep; at most {MAX_DEPTH} are read", file=file
-            )
-        leaves.append(StoredLeaf(keys, value_type, empty))
+    entries = value["tree_metadata"].items()
     return TreeMetadata(
-        tuple(leaves),
+        tuple([_parse_leaf(name, entry, file) for name, entry in entries]),
         value.get("use_ocdbt"),
         bool(value.get("use_zarr3")),
         not value.get("store_array_data_equal_to_fill_value", False),
     )
+
+
+def _parse_leaf(name: str, entry: Any, file: str) -> StoredLeaf:
+    try:
+        keys = tuple([(str(key["key"]), key["key_type"] == 1) for key in entry["key_metadata"]])
+        about = entry["value_metadata"]
+        value_type = str(about.get("value_type", "jax.Array"))
+        empty = bool(about.get("skip_deserialize", False))
+    except (KeyError, TypeError, AttributeError):
+        raise Corrupt(
+            f"{file} describes the leaf {name} in a way that Orbax does not", file=file, leaf=name
+        ) from None
+    if len(keys) > MAX_DEPTH:
+        raise HostileCheckpoint(
+            f"{file} has a leaf {len(keys)} keys deep; at most {MAX_DEPTH} are read", file=file
+        )
+    return StoredLeaf(keys, value_type, empty)
 
 
 def build_tree(leaves: Mapping[Keys, Any]) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import Corrupt, HostileCheckpoint
@@ -46,23 +46,24 @@ class OrbaxLayout:
         if not (_OF_CHECKPOINT | _OF_TREE).isdisjoint(names):
             is_gcs = folder.storage.root.startswith(("gs://", "gcs_grpc://"))
             return orbax.COMMITTED in names or not is_gcs
-        folders = [name[:-1] for name in names if name.endswith("/")]
-        numbered = [name for name in folders if orbax.step_of(name) is not None]
-        has_items = any(
-            not _OF_TREE.isdisjoint((folder / name).names())
-            for name in folders
-            if name not in numbered
-        )
-        # A root of steps may hold such a folder beside them.
-        return has_items and not any(
-            orbax.CHECKPOINT_METADATA in (folder / name).names() for name in numbered
-        )
+        return _has_items(folder, [name[:-1] for name in names if name.endswith("/")])
 
     def open(self, folder: StorePath) -> OrbaxCheckpoint:
         return OrbaxCheckpoint(folder)
 
     def step_of(self, name: str) -> int | None:
         return orbax.step_of(name)
+
+
+def _has_items(folder: StorePath, folders: Sequence[str]) -> bool:
+    """Says whether some of the folders in a folder are items, and none a step."""
+    numbered = [name for name in folders if orbax.step_of(name) is not None]
+    others = [name for name in folders if name not in numbered]
+    has_items = any(not _OF_TREE.isdisjoint((folder / name).names()) for name in others)
+    # A root of steps may hold such a folder beside them.
+    return has_items and not any(
+        orbax.CHECKPOINT_METADATA in (folder / name).names() for name in numbered
+    )
 
 
 class OrbaxCheckpoint:
@@ -82,43 +83,40 @@ class OrbaxCheckpoint:
         """Returns each item's folder and kind. A direct checkpoint is one item, "default"."""
         if not _DIRECT.isdisjoint(names):
             return {"default": _kind_of(self._folder)}
-        gone = self._deleted(names)
-        found = {}
-        for name in sorted(name[:-1] for name in names if name.endswith("/")):
-            if orbax.TEMPORARY not in name and name not in gone and name != "descriptor":
-                found[name] = _kind_of(self._folder / name)
+        deleted = json.dumps(optional_json(self._folder, names, orbax.DELETION))
+        found = {
+            name: _kind_of(self._folder / name)
+            for name in sorted(name[:-1] for name in names if name.endswith("/"))
+            if orbax.TEMPORARY not in name and f'"{name}"' not in deleted and name != "descriptor"
+        }
         if not found and "metadata" in names:  # v0's JSON
             found["default"] = self._folder, "json"
         return found
-
-    def _deleted(self, names: Mapping[str, Entry]) -> set[str]:
-        text = json.dumps(optional_json(self._folder, names, orbax.DELETION))
-        return {name[:-1] for name in names if name.endswith("/") and f'"{name[:-1]}"' in text}
 
     def _read_info(self, names: Mapping[str, Entry]) -> CheckpointInfo:
         about = optional_json(self._folder, names, orbax.CHECKPOINT_METADATA)
         # By item, or of the only one.
         self._handlers: Any = about.get("item_handlers") or {}
-        metrics = about.get("metrics") or {}
+        metrics = about.get("metrics")
         where, kind = self._folders.get("metrics", (self._folder, ""))
         if not metrics and kind == "json":
             metrics = _read_json("metrics", where)
         if self._handlers and isinstance(self._handlers, dict):
             # Folders of which Orbax says nothing, and shows nothing, are somebody else's.
-            for name in [name for name in self._folders if name not in self._handlers]:
-                if self._folders[name][1] == "files":
-                    del self._folders[name]
+            self._folders = {
+                name: (folder, kind)
+                for name, (folder, kind) in self._folders.items()
+                if name in self._handlers or kind != "files"
+            }
         items = {name: kind for name, (_, kind) in self._folders.items() if name != "metrics"}
-        metrics = metrics if isinstance(metrics, dict) else {}
-        step = orbax.step_of(self._folder.basename)
         return CheckpointInfo(
             "orbax",
             str(self._folder),
             items,
-            step,
+            orbax.step_of(self._folder.basename),
             started_s=_seconds(about.get("init_timestamp_nsecs")),
             finished_s=_seconds(about.get("commit_timestamp_nsecs")),
-            metrics=metrics,
+            metrics=metrics if isinstance(metrics, dict) else {},
             metadata=about.get("custom_metadata") or None,
         )
 

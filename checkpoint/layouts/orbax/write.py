@@ -59,10 +59,8 @@ from .arrays import context_of, kvstore_of
 from .encode import (
     Entry,
     array_spec,
-    arrays_among,
     custom_metadata,
     item_files,
-    leaves_among,
     live_leaf,
     storable,
     walk,
@@ -85,6 +83,7 @@ class OrbaxWriter:
 
     def __init__(self, folder: StorePath, *, must_have_joined: bool = False) -> None:
         self._final = folder
+        self._path = str(folder)
         self._must_have_joined = must_have_joined
         self._local = folder.storage.posix is not None
         self._folder = folder
@@ -116,7 +115,7 @@ class OrbaxWriter:
         """
         self._refuse_existing()
         if self._local:
-            _remove_dead(Path(str(self._final)))
+            _remove_dead(Path(self._path))
             self._has_place = True
             self._lock = hold_lock_in(Path(str(self._folder)), if_any=True)
             self._introduce()
@@ -134,9 +133,8 @@ class OrbaxWriter:
         folder = Path(str(self._folder))
         (folder / LOCK_NAME).write_text(json.dumps(asdict(me)))
         if self._must_have_joined:
-            final = Path(str(self._final))
-            others = (made for made in _made_of(final) if made != folder)
-            refuse_writers(str(final), me, _writers_of(others))
+            others = (made for made in _made_of(Path(self._path)) if made != folder)
+            refuse_writers(self._path, me, _writers_of(others))
 
     def _refuse_existing(self) -> None:
         if self._final.names():
@@ -144,7 +142,7 @@ class OrbaxWriter:
 
     def _taken(self, why: str) -> StepExists:
         message = f"{self._final} {why}; choose another place or delete it first"
-        return StepExists(message, path=str(self._final))
+        return StepExists(message, path=self._path)
 
     @property
     def aside(self) -> StorePath:
@@ -176,7 +174,7 @@ class OrbaxWriter:
             raise
         except Exception as error:
             message = f"{self._final} was not saved: process 0 failed: {error_text(error)}"
-            raise SaveFailed(message, path=str(self._final), process=0) from error
+            raise SaveFailed(message, path=self._path, process=0) from error
 
     def add_json(self, item: str, value: Any) -> None:
         """Adds a JSON item, under the names of both versions."""
@@ -195,14 +193,15 @@ class OrbaxWriter:
         """
         self._handlers[item.name] = ARRAY_HANDLER if item.tree == 0 else TREE_HANDLER
         entries = stored_entries(item)
-        for name, value in item_files(entries).items():
+        leaves = [leaf for _, leaf in entries if isinstance(leaf, LeafRecord)]
+        for name, value in item_files(entries, leaves).items():
             self._put(f"{item.name}/{name}", json.dumps(value).encode())
-        arrays = arrays_among(entries)
+        arrays = [leaf for leaf in leaves if leaf.kind != "str"]
         self._open(item.name, arrays)
         for leaf in arrays:
             if leaf.value is not None:
                 self.write(item.name, leaf.path, np.asarray(leaf.value, leaf.dtype))
-        return [leaf.path for leaf in leaves_among(entries)]
+        return [leaf.path for leaf in leaves]
 
     def _open(self, item: str, leaves: Sequence[LeafRecord]) -> None:
         # Each is looked at before one is made: nothing may land after a refusal.
@@ -216,7 +215,7 @@ class OrbaxWriter:
         for (name, future), refused in zip(opened, refusals, strict=True):
             if refused is not None:
                 raise SaveFailed(
-                    f"'{name}' could not be made in {self._final}: {refused}", path=str(self._final)
+                    f"'{name}' could not be made in {self._final}: {refused}", path=self._path
                 ) from refused
             self._stores[item, name] = future.result()
 
@@ -244,7 +243,7 @@ class OrbaxWriter:
             except (ValueError, OSError) as error:
                 raise SaveFailed(
                     f"'{name}' could not be written to {self._final}: {error}",
-                    path=str(self._final),
+                    path=self._path,
                 ) from error
         self._pending = []
 
@@ -285,12 +284,12 @@ class OrbaxWriter:
         """Gives the checkpoint its name, durably. Raises StepExists where another writer did."""
         os.unlink(Path(str(self._folder), LOCK_NAME))
         try:
-            os.rename(str(self._folder), str(self._final))
+            os.rename(str(self._folder), self._path)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise self._taken("was saved by another meanwhile") from error
             raise
-        sync_folder(os.path.dirname(str(self._final)))
+        sync_folder(os.path.dirname(self._path))
 
     def _leave_place(self) -> None:
         """Lets other writers come; a mark that cannot be deleted keeps them away."""
@@ -363,9 +362,9 @@ def stored_entries(item: ItemRecord) -> list[Entry]:
 
 def check_tree(item: str, tree: Any) -> None:
     """Raises UnsupportedLeaf for a live tree that Orbax's layout cannot hold."""
-    record, _ = described(item, tree)
-    for leaf in arrays_among(stored_entries(record)):
-        array_spec_of({"driver": "memory"}, leaf)
+    for _, leaf in stored_entries(described(item, tree)[0]):
+        if isinstance(leaf, LeafRecord) and leaf.kind != "str":
+            array_spec_of({"driver": "memory"}, leaf)
 
 
 def array_spec_of(base: Mapping[str, Any], leaf: LeafRecord) -> ts.Spec:
@@ -433,8 +432,7 @@ def save_orbax(
     writer = OrbaxWriter(folder, must_have_joined=must_have_joined)
     try:
         with writer.failures(), own_settings():
-            for item, tree in items.items():
-                _write_tree(writer, item, tree)
+            _write_trees(writer, items)
             for item, value in (json_items or {}).items():
                 writer.add_json(item, value)
         writer.finish(metrics=metrics, metadata=metadata)
@@ -443,12 +441,13 @@ def save_orbax(
         raise
 
 
-def _write_tree(writer: OrbaxWriter, item: str, tree: Any) -> None:
-    record, values = described(item, tree)
-    names = writer.add_record(record)
-    for name, leaf, value in zip(names, record.leaves, values, strict=True):
-        if leaf.grid is not None:
-            writer.write(item, name, _on_host(name, value))
+def _write_trees(writer: OrbaxWriter, items: Mapping[str, Any]) -> None:
+    for item, tree in items.items():
+        record, values = described(item, tree)
+        names = writer.add_record(record)
+        for name, leaf, value in zip(names, record.leaves, values, strict=True):
+            if leaf.grid is not None:
+                writer.write(item, name, _on_host(name, value))
 
 
 def _on_host(name: str, value: Any) -> HostArray:
