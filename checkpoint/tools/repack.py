@@ -6,12 +6,11 @@ and it is the same each time, so that a copy that was cut off goes on.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from crc32c import crc32c
 
@@ -22,6 +21,8 @@ from ..format.record import ItemRecord, LeafRecord, Record, chunk_runs, parse_re
 from ..restoring.reader import ItemReader
 from ..storage.path import StorePath
 from ..storage.tombstone import sealed_json
+
+NamedChunk: TypeAlias = tuple[str, ChunkEntry]
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,14 @@ class CopyJob:
 
 
 class _NewFile(NamedTuple):
-    """A file of the new record, and the names of its chunks (none: those of the old file)."""
+    """A file of the new record, which of the old files it is of, and the names of its chunks (none:
+    those of the old file).
+    """
 
     job: CopyJob
     head: int
     crc: int
+    old: int
     chunks: Sequence[str] = ()
 
     @property
@@ -72,7 +76,7 @@ def repack(
             about = json.loads(data)
         files = _divide(source, item, limit_bytes)
         _rewrite(about["items"][item.name], item, files)
-        jobs += [file.job for parts in files for file in parts]
+        jobs += [file.job for file in files]
     if about is None:
         return jobs, data
     del about["crc32c"]
@@ -81,47 +85,44 @@ def repack(
     return jobs, new
 
 
-def _divide(source: StorePath, item: ItemRecord, limit_bytes: int) -> list[list[_NewFile]]:
-    """Returns what becomes of each file of an item; a process's packs are numbered anew."""
+def _divide(source: StorePath, item: ItemRecord, limit_bytes: int) -> list[_NewFile]:
+    """Returns what becomes of the files of an item; a process's packs are numbered anew."""
     headers = ItemReader(source.storage, source.name, item).load_headers(
         index for index, file in enumerate(item.files) if file.size > limit_bytes
     )
     numbers: Counter[str] = Counter()
-    divided: list[list[_NewFile]] = []
+    divided: list[_NewFile] = []
     for index, file in enumerate(item.files):
         digits, _, save_id = file.name.rpartition("/")[2].removesuffix(".safetensors").split("-")
-        groups: Iterable[Sequence[tuple[str, ChunkEntry]]] = [()]
+        groups: Iterable[Sequence[NamedChunk]] = [()]
         if index in headers:
             groups = _groups(headers[index], limit_bytes - HEADER_BYTES)
-        divided.append([])
         for chunks in groups:
             name = f"{item.name}/{pack_name(int(digits), numbers[digits], save_id)}"
             numbers[digits] += 1
-            divided[-1].append(_part_of(file, name, chunks))
+            divided.append(_part_of(file, index, name, chunks))
     return divided
 
 
-def _part_of(file: FileReport, name: str, chunks: Sequence[tuple[str, ChunkEntry]]) -> _NewFile:
+def _part_of(file: FileReport, index: int, name: str, chunks: Sequence[NamedChunk]) -> _NewFile:
     """Returns the new file that has some chunks of a pack, which lie one behind the other.
 
     With no chunks it is the whole old file.
     """
     if not chunks:
-        return _NewFile(CopyJob(name, file.name, file.size), file.head, file.crc)
+        return _NewFile(CopyJob(name, file.name, file.size), file.head, file.crc, index)
     frame = HeaderFrame.around(
         [(chunk, entry.dtype, entry.shape, entry.nbytes) for chunk, entry in chunks]
     )
     head = frame.join([entry.checksum for _, entry in chunks])
     length = sum(entry.nbytes for _, entry in chunks)
     job = CopyJob(name, file.name, length, chunks[0][1].start, head=head)
-    return _NewFile(job, len(head), crc32c(head), [chunk for chunk, _ in chunks])
+    return _NewFile(job, len(head), crc32c(head), index, [chunk for chunk, _ in chunks])
 
 
-def _groups(
-    header: Mapping[str, ChunkEntry], limit_bytes: int
-) -> Iterator[list[tuple[str, ChunkEntry]]]:
+def _groups(header: Mapping[str, ChunkEntry], limit_bytes: int) -> Iterator[list[NamedChunk]]:
     """Yields runs of a pack's chunks, in its order, of at most so many bytes."""
-    group: list[tuple[str, ChunkEntry]] = []
+    group: list[NamedChunk] = []
     held = 0
     for name, entry in sorted(header.items(), key=lambda pair: (pair[1].start, pair[1].nbytes)):
         if group and held + entry.nbytes > limit_bytes:
@@ -133,11 +134,13 @@ def _groups(
     yield group
 
 
-def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_NewFile]]) -> None:
+def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[_NewFile]) -> None:
     """Puts the new files into the record of an item, and for each leaf where its chunks are."""
-    about["files"] = [file.entry for parts in files for file in parts]
-    firsts = list(itertools.accumulate(map(len, files), initial=0))
-    of_chunk = _files_of_chunks(files, firsts)
+    about["files"] = [file.entry for file in files]
+    firsts: dict[int, int] = {}  # of the new files that an old one became
+    for number, file in enumerate(files):
+        firsts.setdefault(file.old, number)
+    of_chunk = _files_of_chunks(files)
     tables: dict[bytes, int] = {}
     about["cells"] = []
     for leaf, facts in zip(item.leaves, about["leaves"], strict=True):
@@ -151,22 +154,15 @@ def _rewrite(about: dict[str, Any], item: ItemRecord, files: Sequence[Sequence[_
         facts["cells"] = tables[key]
 
 
-def _files_of_chunks(
-    files: Sequence[Sequence[_NewFile]], firsts: Sequence[int]
-) -> dict[tuple[int, str], int]:
+def _files_of_chunks(files: Sequence[_NewFile]) -> dict[tuple[int, str], int]:
     """Returns the new files of chunks, by their names and by the old file too: a later save may
     have written a chunk anew, and its old one is still in a file that was linked.
     """
-    return {
-        (old, chunk): firsts[old] + number
-        for old, parts in enumerate(files)
-        for number, file in enumerate(parts)
-        for chunk in file.chunks
-    }
+    return {(file.old, chunk): number for number, file in enumerate(files) for chunk in file.chunks}
 
 
 def _places(
-    leaf: LeafRecord, old: Ints, of_chunk: Mapping[tuple[int, str], int], firsts: Sequence[int]
+    leaf: LeafRecord, old: Ints, of_chunk: Mapping[tuple[int, str], int], firsts: Mapping[int, int]
 ) -> Ints:
     """Returns the new file of each chunk of a leaf: by its old file and its name, or the one that
     its old file is as a whole.

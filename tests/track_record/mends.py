@@ -237,8 +237,8 @@ MENDS = (
         mended="2026-11-29",
         wrong="Where holdfast cp divided a linked pack it gave values of before: 'is whole'.",
         file="checkpoint/tools/repack.py",
-        text="(old, chunk): firsts[old] + number",
-        instead="(each, chunk): firsts[old] + number for each in range(len(files))",
+        text="(file.old, chunk): number",
+        instead="(each, chunk): number for each in range(len(files))",
         found_by="tests/checkpoint/tools/test_repack.py"
         "::test_of_an_incremental_step_each_value_is_copied_as_it_is_now",
     ),
