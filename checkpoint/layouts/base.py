@@ -173,15 +173,10 @@ def read_leaves(
 
     One leaf at a time is in memory, or several of `batch_bytes` in all.
     """
-    wanted = map(whole_of, leaves)
+    wholes = (tuple((0, size) for size in leaf.shape) for leaf in leaves)
+    wanted = (Wanted(leaf, whole, whole) for leaf, whole in zip(leaves, wholes, strict=True))
     arrays = read_in_order(reader, wanted, batch_bytes=batch_bytes, allocate=allocate)
     return zip(leaves, arrays, strict=True)
-
-
-def whole_of(leaf: LeafRecord) -> Wanted:
-    """Returns all of an array."""
-    region = tuple((0, size) for size in leaf.shape)
-    return Wanted(leaf, region, region)
 
 
 def files_below(folder: StorePath, entries: Iterable[Entry] | None = None) -> dict[str, Entry]:

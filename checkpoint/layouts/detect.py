@@ -114,7 +114,7 @@ def find_steps(storage: Storage) -> dict[int, Found]:
     Our own step comes before another layout's of the same number.
     """
     for kind in _kinds(storage, root_folders(storage), read_step_names(storage)):
-        steps = {step: (name, layout) for step, name, layout in kind.finished()}
+        steps = dict(kind.finished())
         if steps:
             return dict(sorted(steps.items()))
     return {}
@@ -141,7 +141,7 @@ def find_foreign_steps(storage: Storage, listing: RootListing, names: StepNames)
         if not kind.keeps_roots:
             break
         steps = kind.finished()
-        foreign = {step: name for step, name, layout in steps if layout.name != "holdfast"}
+        foreign = {step: name for step, (name, layout) in steps if layout.name != "holdfast"}
         if foreign or known:
             return dict(sorted(foreign.items()))
     _warn_of_strangers(storage)
@@ -172,7 +172,7 @@ class _Kind:
 
     def finished(
         self, step: int | None = None, marks: Collection[Mark] = ()
-    ) -> Iterator[tuple[int, str, CheckpointLayout]]:
+    ) -> Iterator[tuple[int, Found]]:
         """Yields the steps that are there, the newest first, or `step`: none that was left behind
         by `marks`, and of two with one number our own.
         """
@@ -188,11 +188,11 @@ class _Kind:
                 and not left_among(self.storage, {number: name}, marks, identify)
             ]
             if there:
-                yield number, *min(there, key=lambda found: found[1].name != "holdfast")
+                yield number, min(there, key=lambda found: found[1].name != "holdfast")
 
     def newest(self, step: int | None = None, marks: Collection[Mark] = ()) -> Found | None:
         """Returns folder and layout of the first of those that `finished` yields."""
-        return next(((name, layout) for _, name, layout in self.finished(step, marks)), None)
+        return next((found for _, found in self.finished(step, marks)), None)
 
     def _layout_of(self, name: str) -> CheckpointLayout | None:
         """Returns the layout of the step in a folder; None where there is no step."""
@@ -262,8 +262,7 @@ def newest_step(storage: Storage, steps: Mapping[int, Found]) -> int | None:
 
 def _numbered(folders: Collection[str]) -> dict[str, int]:
     """Returns the folders of a root that may be steps in some layout, with their numbers."""
-    matches = {name: _NUMBERED.search(name) for name in folders}
-    return {name: int(match[0]) for name, match in matches.items() if match}
+    return {name: int(match[0]) for name in folders if (match := _NUMBERED.search(name))}
 
 
 def _meant_by(storage: Storage, folders: Collection[str], *, has_record: bool) -> Found | None:
@@ -280,7 +279,7 @@ def _meant_by(storage: Storage, folders: Collection[str], *, has_record: bool) -
         return found
     whole = layout_of(StorePath(storage))
     if whole is not None:
-        has_own = any(layout.name == "holdfast" for _, _, layout in beside_own.finished())
+        has_own = any(layout.name == "holdfast" for _, (_, layout) in beside_own.finished())
         # Of ours it is a record that was passed over.
         if has_own or whole.name == "holdfast":
             return found

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -47,6 +47,8 @@ from .base import (
     parsing,
     verify_by_reading,
 )
+
+Sizes: TypeAlias = Mapping[str, int | None]  # of files, as far as they are known
 
 log = logging.getLogger("holdfast.checkpoint")
 INDEX = "model.safetensors.index.json"
@@ -175,11 +177,9 @@ class SafetensorsCheckpoint:
         names = folder.names()
         sizes = {name: entry.size for name, entry in names.items()}
         self._beside = [] if file else names_beside(folder, names)
-        if file is not None:
-            self._check_is_there(file, sizes)
-            self._add([file], sizes)
-        elif (index := _index_among(folder, sizes)) is None:
-            self._add(_unindexed(folder, sizes), sizes)
+        index = None if file else _index_among(folder, sizes)
+        if index is None:
+            self._add(_unindexed(folder, file, sizes), sizes)
         else:
             self._add_indexed(index, sizes)
         items = {"state": "tree"}
@@ -188,16 +188,7 @@ class SafetensorsCheckpoint:
         path = str(folder) if file is None else f"{folder}/{file}"
         self.info = CheckpointInfo("safetensors", path, items, metadata=self._metadata or None)
 
-    def _check_is_there(self, file: str, sizes: Mapping[str, int | None]) -> None:
-        if file not in sizes:
-            models = [name for name in sorted(sizes) if _is_model(name)]
-            raise StepNotFound(
-                f"there is no file {self._folder}/{file}; the folder has"
-                f" {listed(models) if models else 'no safetensors files'}",
-                path=f"{self._folder}/{file}",
-            )
-
-    def _add(self, files: Sequence[str], sizes: Mapping[str, int | None]) -> None:
+    def _add(self, files: Sequence[str], sizes: Sizes) -> None:
         for name in files:
             tensors, metadata = read_header(self._folder, name, sizes[name])
             twice = sorted(self._tensors.keys() & tensors.keys())
@@ -211,7 +202,7 @@ class SafetensorsCheckpoint:
             self._tensors |= tensors
             self._metadata |= metadata
 
-    def _add_indexed(self, index: str, sizes: Mapping[str, int | None]) -> None:
+    def _add_indexed(self, index: str, sizes: Sizes) -> None:
         path = f"{self._folder}/{index}"
         assigned: dict[str, list[str]] = {}
         for tensor, name in _read_index(self._folder, index).items():
@@ -249,8 +240,8 @@ class SafetensorsCheckpoint:
         leaves = tuple(_leaf(each, tensors[each], self._folder) for each in names)
         return ItemRecord("state", "tree", (), tree, leaves)
 
-    def reader(self, name: str) -> SafetensorsArrays:
-        return SafetensorsArrays(self._folder, self._tensors)
+    def reader(self, name: str) -> SafetensorsCheckpoint:
+        return self
 
     def json(self, name: str, process: int = 0) -> Any:
         return find_named(self.info, {}, name)
@@ -260,6 +251,32 @@ class SafetensorsCheckpoint:
 
     def verify(self) -> VerifyReport:
         return verify_by_reading(self, len({tensor.file for tensor in self._tensors.values()}))
+
+    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
+        """Gives every request its array, asking for no byte that is not in one of them: see
+        ArrayReader.
+        """
+        ranges: list[RangeRead] = []
+        for read in reads:
+            tensor = self._tensors[read.leaf.path]
+            memory = allocate(read.nbytes)
+            read.lie_in(memory)
+            if read.nbytes:
+                ranges += _ranges_of(read, tensor, memory.data)
+        shares = [ranges[first::THREADS] for first in range(THREADS)]
+        run_side_by_side(self._read_all, shares, THREADS)
+
+    def _read_all(self, ranges: Sequence[RangeRead]) -> None:
+        """Raises Corrupt, which names file and leaf, where a file ends early."""
+        for leaf, file, offset, buffer, then in ranges:
+            got = self._folder.read(file, offset, [buffer])
+            if got != len(buffer):
+                path = f"{self._folder}/{file}"
+                message = (
+                    f"{path} ends {len(buffer) - got} bytes before '{leaf}' does: it was cut off"
+                )
+                raise Corrupt(message, file=path, leaf=leaf)
+            then()
 
 
 def _leaf(name: str, tensor: Tensor, folder: StorePath) -> LeafRecord:
@@ -279,71 +296,36 @@ def _leaf(name: str, tensor: Tensor, folder: StorePath) -> LeafRecord:
     )
 
 
-class SafetensorsArrays:
-    """Fills regions of tensors, asking for no byte that is not in one of them."""
-
-    def __init__(self, folder: StorePath, tensors: Mapping[str, Tensor]) -> None:
-        self._folder = folder
-        self._tensors = tensors
-
-    def fill(self, reads: Sequence[ReadRequest], allocate: Allocate) -> None:
-        """Gives every request its array: see ArrayReader."""
-        ranges: list[RangeRead] = []
-        for read in reads:
-            tensor = self._tensors[read.leaf.path]
-            memory = allocate(read.nbytes)
-            read.lie_in(memory)
-            if read.nbytes:
-                is_packed = tensor.dtype in _PACKED_BITS
-                ranges_of = _packed_ranges if is_packed else _ranges_of
-                ranges += ranges_of(read, tensor, memory.data)
-        shares = [ranges[first::THREADS] for first in range(THREADS)]
-        run_side_by_side(self._read_all, shares, THREADS)
-
-    def _read_all(self, ranges: Sequence[RangeRead]) -> None:
-        """Raises Corrupt, which names file and leaf, where a file ends early."""
-        for leaf, file, offset, buffer, then in ranges:
-            got = self._folder.read(file, offset, [buffer])
-            if got != len(buffer):
-                path = f"{self._folder}/{file}"
-                message = (
-                    f"{path} ends {len(buffer) - got} bytes before '{leaf}' does: it was cut off"
-                )
-                raise Corrupt(message, file=path, leaf=leaf)
-            then()
-
-
 def _ranges_of(read: ReadRequest, tensor: Tensor, memory: memoryview) -> Iterator[RangeRead]:
     """Yields the reads that fill a request's memory."""
-    done = 0
+    is_packed = tensor.dtype in _PACKED_BITS
+    longest = PACKED_RANGE if is_packed else RANGE_BYTES
+    range_of = _packed_range if is_packed else _range
     for start, length in runs(tensor.shape, read.region, tensor.dtype.itemsize):
-        for at in range(0, length, RANGE_BYTES):
-            size = min(RANGE_BYTES, length - at)
-            offset = tensor.start + start + at
-            yield RangeRead(read.leaf.path, tensor.file, offset, memory[done : done + size])
-            done += size
+        for at in range(0, length, longest):
+            size = min(longest, length - at)
+            yield range_of(read.leaf.path, tensor, start + at, memory[:size])
+            memory = memory[size:]
 
 
-def _packed_ranges(read: ReadRequest, tensor: Tensor, memory: memoryview) -> Iterator[RangeRead]:
-    """Yields reads of elements below a byte, which are put into a request's memory then."""
+def _range(leaf: str, tensor: Tensor, first: int, memory: memoryview) -> RangeRead:
+    return RangeRead(leaf, tensor.file, tensor.start + first, memory)
+
+
+def _packed_range(leaf: str, tensor: Tensor, first: int, memory: memoryview) -> RangeRead:
+    """Returns a read of elements below a byte, from `first` on, which are put into memory then."""
     bits = bits_of(tensor.dtype)
-    done = 0
-    for start, length in runs(tensor.shape, read.region, 1):
-        for first in range(start, start + length, PACKED_RANGE):
-            stop = min(first + PACKED_RANGE, start + length)
-            # From a byte in which an element begins: three bytes of six bits each have four.
-            begin = first - first % 4
-            offset = begin * bits // 8
-            data = bytearray(-(-stop * bits // 8) - offset)
-            into = memory[done : done + stop - first]
-            done += stop - first
-            yield RangeRead(
-                read.leaf.path,
-                tensor.file,
-                tensor.start + offset,
-                memoryview(data),
-                then=partial(_unpack_into, into, data, bits, first - begin),
-            )
+    # From a byte in which an element begins: three bytes of six bits each have four.
+    begin = first - first % 4
+    offset = begin * bits // 8
+    data = bytearray(-(-(first + len(memory)) * bits // 8) - offset)
+    return RangeRead(
+        leaf,
+        tensor.file,
+        tensor.start + offset,
+        memoryview(data),
+        then=partial(_unpack_into, memory, data, bits, first - begin),
+    )
 
 
 def _unpack_into(memory: memoryview, data: bytearray, bits: int, skip: int) -> None:
@@ -361,7 +343,7 @@ def _index_among(folder: StorePath, names: Collection[str]) -> str | None:
     have one, and none is the usual one.
     """
     found = [name for name in sorted(names) if name.endswith(INDEX_SUFFIX)]
-    if len(found) > 1 and INDEX in found:
+    if INDEX in found:
         _warn_of_left_out(f"{folder}/{INDEX}", [name for name in found if name != INDEX])
         return INDEX
     if len(found) > 1:
@@ -389,12 +371,20 @@ def _read_index(folder: StorePath, index: str) -> dict[str, str]:
     return assigned
 
 
-def _unindexed(folder: StorePath, names: Collection[str]) -> list[str]:
-    """Returns the files of a model without an index: the usual one, or all there are.
+def _unindexed(folder: StorePath, file: str | None, names: Collection[str]) -> list[str]:
+    """Returns the files of a model without an index: `file`, or the usual one, or all there are.
 
-    Raises Corrupt where one of numbered shards is missing.
+    Raises Corrupt where one of numbered shards is missing, StepNotFound where `file` is.
     """
     files = [name for name in sorted(names) if _is_model(name)]
+    if file is not None:
+        if file in names:
+            return [file]
+        raise StepNotFound(
+            f"there is no file {folder}/{file}; the folder has"
+            f" {listed(files) if files else 'no safetensors files'}",
+            path=f"{folder}/{file}",
+        )
     if SINGLE in files:
         _warn_of_left_out(f"{folder}/{SINGLE}", [name for name in files if name != SINGLE])
         return [SINGLE]
