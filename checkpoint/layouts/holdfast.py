@@ -45,12 +45,6 @@ class HoldfastCheckpoint:
         self._folder = folder
         record = record or read_record(storage, folder)
         self.record = record
-        owners = {}
-        for name, item in record.items.items():
-            if item.kind == "json" and len(item.files) > 1:
-                owners[name] = len(item.files)
-            elif item.per_process:
-                owners[name] = record.processes
         self.info = CheckpointInfo(
             "holdfast",
             join(storage.root, folder),
@@ -61,7 +55,7 @@ class HoldfastCheckpoint:
             metrics=record.metrics,
             metadata=record.metadata,
             save_id=record.writer_id,
-            owners=owners,
+            owners=_owners_in(record),
             processes=record.processes,
         )
 
@@ -122,15 +116,17 @@ class HoldfastCheckpoint:
                 elif sizes[name] not in (None, file.size):
                     problems.append(f"{file.name} has {sizes[name]} of {file.size} bytes")
         if problems:
-            try:
-                now = read_record(self._storage, self._folder)
-            except StepNotFound as error:
-                message = f"{self.info.path} was deleted while it was being read"
-                raise StepGone(message, path=self.info.path) from error
-            if now.writer_id != self.record.writer_id:
-                message = f"{self.info.path} was overwritten while it was being read"
-                raise StepGone(message, path=self.info.path)
+            self._check_is_there()
         return problems
+
+    def _check_is_there(self) -> None:
+        path = self.info.path
+        try:
+            now = read_record(self._storage, self._folder)
+        except StepNotFound as error:
+            raise StepGone(f"{path} was deleted while it was being read", path=path) from error
+        if now.writer_id != self.record.writer_id:
+            raise StepGone(f"{path} was overwritten while it was being read", path=path)
 
     def verify(self) -> VerifyReport:
         leaves = total = 0
@@ -146,3 +142,13 @@ class HoldfastCheckpoint:
             total += sum(file.size for file in item.files)
         files = len(self.record.file_names())
         return VerifyReport(self.info.path, self.record.step, files, leaves, bytes=total)
+
+
+def _owners_in(record: Record) -> dict[str, int]:
+    owners = {}
+    for name, item in record.items.items():
+        if item.kind == "json" and len(item.files) > 1:
+            owners[name] = len(item.files)
+        elif item.per_process:
+            owners[name] = record.processes
+    return owners

@@ -160,10 +160,14 @@ def _make_struct(leaf: LeafRecord, shardings: dict[int, Any]) -> Any:
         return jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
             leaf.shape, dtype, sharding=sharding, weak_type=leaf.weak
         )
+    return _make_key_struct(leaf, sharding)
+
+
+def _make_key_struct(leaf: LeafRecord, sharding: Any) -> Any:
     try:
         key_dtype = _key_dtype(leaf.impl)
     except ValueError:  # an implementation that this process does not have: its data are there
-        return HostShapeDtypeStruct(leaf.shape, dtype)  # type: ignore[no-untyped-call]
+        return HostShapeDtypeStruct(leaf.shape, leaf.numpy_dtype)  # type: ignore[no-untyped-call]
     keys = leaf.shape[:-1]
     if isinstance(sharding, NamedSharding):  # that of their data has one axis more
         sharding = sharding.update(spec=spec_of_axes(sharding, len(keys)))

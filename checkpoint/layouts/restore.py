@@ -106,13 +106,20 @@ def _restore(checkpoint: CheckpointReader, item: str, like: Any, options: Restor
         check_files_like(info.path, item, kind, like)
         return give_files(like, checkpoint.files(item, own), info.path)
     if kind == "json":
-        check_json_like(info.path, item, like)
-        process = own.process if own and own.processes is None else 0
-        if item in info.owners or is_iterator(like):
-            process = owner_of(info.path, item, info.processes, own)
-        value = checkpoint.json(item, process)
-        return State(decode(value)) if is_iterator(like) else value
+        return _restore_json(checkpoint, item, like, own)
     return _restore_tree(checkpoint, item, like, options)
+
+
+def _restore_json(
+    checkpoint: CheckpointReader, item: str, like: Any, own: PerProcessSelection | None
+) -> Any:
+    info = checkpoint.info
+    check_json_like(info.path, item, like)
+    process = own.process if own and own.processes is None else 0
+    if item in info.owners or is_iterator(like):
+        process = owner_of(info.path, item, info.processes, own)
+    value = checkpoint.json(item, process)
+    return State(decode(value)) if is_iterator(like) else value
 
 
 def _restore_tree(

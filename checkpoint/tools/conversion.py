@@ -109,24 +109,25 @@ def _refuse_others(conversion: Conversion, to: str, *, is_named: bool) -> None:
     for name, kind in conversion.others.items():
         is_file = kind == "files"
         has_place = is_file == (to == "safetensors")  # orbax holds JSON
-        if to == "orbax" and is_file and not is_named and info.layout == "safetensors":
+        if has_place:
+            if name in info.owners and conversion.process is None:
+                what = "files" if is_file else "a value"
+                raise UnsupportedLeaf(
+                    f"the item '{name}' of {info.path} has {what} of each of {info.owners[name]}"
+                    f" processes, and {to} holds one {'folder' if is_file else 'value'}; say whose"
+                    " to take (--process N)",
+                    leaf=name,
+                )
+        elif is_file and not is_named and info.layout == "safetensors":
             _log.warning(
                 "what lies beside the tensors of %s stays there: orbax holds no files. Copy its"
                 ' config and tokenizer, or convert to "holdfast", which takes them along',
                 info.path,
             )
-        elif not has_place and (is_file or is_named):
+        elif is_file or is_named:
             what = "a folder of files" if is_file else "JSON"
             raise UnsupportedLeaf(
                 f"the item '{name}' of {info.path} is {what}, which {to} does not hold; name the"
                 " items to take (--item NAME)",
-                leaf=name,
-            )
-        elif has_place and name in info.owners and conversion.process is None:
-            what = "files" if is_file else "a value"
-            raise UnsupportedLeaf(
-                f"the item '{name}' of {info.path} has {what} of each of {info.owners[name]}"
-                f" processes, and {to} holds one {'folder' if is_file else 'value'}; say whose to"
-                " take (--process N)",
                 leaf=name,
             )

@@ -76,7 +76,7 @@ def convert(  # noqa: PLR0913
         for name, found in trees_of(checkpoint, wanted).items()
     }
     if rules is not None:
-        check_one_tree(list(wanted), checkpoint.info)
+        check_one_tree(wanted, checkpoint.info)
         chosen = {name: operate(*found, rules) for name, found in chosen.items()}
     conversion = Conversion(
         checkpoint,

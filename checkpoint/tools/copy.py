@@ -267,15 +267,19 @@ def file_sizes(folder: StorePath, entries: Sequence[Entry] | None = None) -> dic
 
     Where a listing has no sizes, they come from the record, or from the store.
     """
-    below = files_below(folder, entries).items()
-    files = {name: entry for name, entry in below if not name.startswith(f"{FOLDER}/")}
-    unknown = [entry.name for entry in files.values() if entry.size is None]
-    if (folder / RECORD_NAME).name in unknown:
+    files = files_below(folder, entries).items()
+    sizes = {name: entry.size for name, entry in files if not name.startswith(f"{FOLDER}/")}
+    unknown = [name for name, size in sizes.items() if size is None]
+    if RECORD_NAME in unknown:
         return _sizes_in_record(folder)
-    asked = run_side_by_side(folder.storage.size, unknown, folder.storage.max_concurrency)
-    sizes = {entry.name: entry.size for entry in files.values()}
-    sizes |= zip(unknown, asked, strict=True)
-    return {name: sizes[entry.name] for name, entry in files.items()}
+    known = {name: size for name, size in sizes.items() if size is not None}
+    return known | _ask_sizes(folder, unknown)
+
+
+def _ask_sizes(folder: StorePath, names: Sequence[str]) -> dict[str, int]:
+    stored = [(folder / name).name for name in names]
+    asked = run_side_by_side(folder.storage.size, stored, folder.storage.max_concurrency)
+    return dict(zip(names, asked, strict=True))
 
 
 def _sizes_in_record(folder: StorePath) -> dict[str, int]:

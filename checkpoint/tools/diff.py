@@ -156,7 +156,7 @@ def _digests(side: _Side, process: int) -> Values:
 
 def _compare_values(item: str, prefix: str, a: Values, b: Values) -> Iterator[LeafDifference]:
     """Yields what differs between values by name."""
-    for name in sorted(a.keys() | b.keys()):
+    for name in sorted({*a, *b}):
         path = f"{prefix}{name}"
         if name not in a:
             yield LeafDifference(item, path, "only in B", b=b[name].text)
@@ -164,7 +164,7 @@ def _compare_values(item: str, prefix: str, a: Values, b: Values) -> Iterator[Le
             yield LeafDifference(item, path, "only in A", a=a[name].text)
         elif a[name].value != b[name].value:
             path = path.removesuffix(": ")
-            yield LeafDifference(item, path, "value", a=a[name].text, b=b[name].text)
+            yield LeafDifference(item, path, "value", a[name].text, b[name].text)
 
 
 def _compare_trees(a: _Side, b: _Side) -> Iterator[LeafDifference]:
@@ -231,9 +231,9 @@ def _compare_numbers(item: str, a: LeafRecord, b: LeafRecord) -> LeafDifference:
     found = LeafDifference(item, a.path, "value", a=repr(a.value)[:80], b=repr(b.value)[:80])
     if type(a.value) is type(b.value) and isinstance(a.value, int | float):
         with contextlib.suppress(OverflowError):  # an int that no float holds
-            one, other = (np.array([leaf.value], np.float64) for leaf in (a, b))
-            gap = difference(one, other)
-            return found if gap is None else _by(found, gap, 1)
+            gap = difference(*(np.array([leaf.value], np.float64) for leaf in (a, b)))
+            if gap is not None:
+                return _by(found, gap, 1)
     return found
 
 
@@ -250,10 +250,7 @@ def _by(found: LeafDifference, gap: Gap, size: int) -> LeafDifference:
 
 
 class Gap(NamedTuple):
-    """The largest differences of two arrays, and how many elements differ.
-
-    `not_finite` of these are NaN or infinite on a side.
-    """
+    """The largest differences of two arrays, and how many elements differ: see LeafDifference."""
 
     max_abs: float
     max_rel: float

@@ -55,11 +55,15 @@ class _MergedItem:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the item as a record has it: leaves in the order of the tree."""
-        order = list(_numbers(self.tree))
-        new = {old: number for number, old in enumerate(order)}
+        order: list[int] = []  # of the numbers that leaves have had
+
+        def number(old: int) -> int:
+            order.append(old)
+            return len(order) - 1
+
         return {
             "kind": "tree",
-            "tree": _renumbered(self.tree, new.__getitem__),
+            "tree": _renumbered(self.tree, number),
             "leaves": [self.leaves[old] for old in order],
             "cells": self.runs,
             "shardings": self.shardings,
@@ -71,18 +75,18 @@ class _MergedItem:
 
 def _merge(one: Any, two: Any, path: tuple[str, ...]) -> Any:
     """Returns a node with the children of two dicts."""
-    if not _is_dict(one) or not _is_dict(two):
-        where = ".".join(path) or "the tree itself"
-        raise ValueError(f"{where} is in two parts, and not a dict in both")
-    children = dict(zip(one["keys"], one["nodes"], strict=True))
-    for key, node in zip(two["keys"], two["nodes"], strict=True):
+    children = _children(one, path)
+    for key, node in _children(two, path).items():
         children[key] = _merge(children[key], node, (*path, str(key))) if key in children else node
     keys = sorted(children)  # as jax has them
     return {"kind": "dict", "keys": keys, "nodes": [children[key] for key in keys]}
 
 
-def _is_dict(node: Any) -> bool:
-    return isinstance(node, dict) and node["kind"] == "dict"
+def _children(node: Any, path: tuple[str, ...]) -> dict[Any, Any]:
+    if not isinstance(node, dict) or node["kind"] != "dict":
+        where = ".".join(path) or "the tree itself"
+        raise ValueError(f"{where} is in two parts, and not a dict in both")
+    return dict(zip(node["keys"], node["nodes"], strict=True))
 
 
 def _renumbered(node: Any, new: Callable[[int], int]) -> Any:
@@ -91,14 +95,6 @@ def _renumbered(node: Any, new: Callable[[int], int]) -> Any:
     if isinstance(node, int):
         return new(node)
     return node | {"nodes": [_renumbered(child, new) for child in node["nodes"]]}
-
-
-def _numbers(node: Any) -> Iterator[int]:
-    if isinstance(node, int):
-        yield node
-    elif node is not None:
-        for child in node["nodes"]:
-            yield from _numbers(child)
 
 
 def merge_checkpoints(

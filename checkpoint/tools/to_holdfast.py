@@ -102,12 +102,15 @@ class _ConversionWork(SaveWork):
         for name, (item, reader) in self.conversion.chosen.items():
             self.items[name] = write_item(item, reader, save.item(name), self.conversion.progress)
         for name, kind in self.conversion.others.items():
-            write_copy = self._write_json if kind == "json" else self._write_files
-            process = self.conversion.process
-            owners = self.conversion.checkpoint.info.copies(name) if process is None else [None]
-            reports = [write_copy(name, owner, owner or process or 0) for owner in owners]
-            self.items[name] = (None, reports)
+            self.items[name] = (None, self._write_copies(name, kind))
         return Prepared({name: reports[0] for name, (_, reports) in self.items.items()})
+
+    def _write_copies(self, item: str, kind: str) -> list[ItemReport]:
+        """Writes an item of JSON or files, the copy of each process that keeps one."""
+        write_copy = self._write_json if kind == "json" else self._write_files
+        process = self.conversion.process
+        owners = self.conversion.checkpoint.info.copies(item) if process is None else [None]
+        return [write_copy(item, owner, owner or process or 0) for owner in owners]
 
     def _write_json(self, item: str, owner: int | None, source: int) -> ItemReport:
         value = self.conversion.checkpoint.json(item, source)
@@ -193,12 +196,12 @@ def _reports(
     """
     values = [leaf for leaf in leaves if leaf.grid is None]
     first = [encode_value(leaf.value[0] if leaf.per_process else leaf.value) for leaf in values]
-    reports = [ItemReport(0, plan.hash, tuple(files), (), tuple(first))]
     kept = [leaf.value for leaf in values if leaf.per_process]
-    for process in range(1, max(map(len, kept), default=1)):
-        own = tuple(encode_value(value[process]) for value in kept)
-        reports.append(ItemReport(process, plan.hash, (), (), own))
-    return reports
+    others = [
+        ItemReport(process, plan.hash, (), (), tuple(encode_value(each[process]) for each in kept))
+        for process in range(1, max(map(len, kept), default=1))
+    ]
+    return [ItemReport(0, plan.hash, tuple(files), (), tuple(first)), *others]
 
 
 def _in_order(item: ItemRecord) -> tuple[Any, list[tuple[LeafRecord, str]]]:
@@ -247,10 +250,8 @@ def _placement(shards: Shape) -> ShardPlacement | None:
 
 def _chunk_region(plan: Plan, chunk: Chunk, leaf: LeafRecord) -> Wanted:
     """Returns a chunk as a region of a stored leaf, and the region that has to be read for it."""
-    array = plan.arrays[chunk.leaf]
-    assert array is not None and leaf.grid is not None
-    shards = replace(array.grid, chunk_shape=array.grid.shard_shape)
-    shard = shards.region(max(chunk.slot, 0))
+    assert leaf.grid is not None
+    shard = _shard_of(plan, chunk)
     if chunk.inside is None:
         return Wanted(leaf, shard, shard)
     region = tuple(
@@ -260,6 +261,13 @@ def _chunk_region(plan: Plan, chunk: Chunk, leaf: LeafRecord) -> Wanted:
     stored = leaf.grid.chunk_shape
     reads_little_more = math.prod(stored) * leaf.numpy_dtype.itemsize <= CHUNK_BYTES
     return Wanted(leaf, region, region if reads_little_more else _around(region, shard, stored))
+
+
+def _shard_of(plan: Plan, chunk: Chunk) -> Region:
+    array = plan.arrays[chunk.leaf]
+    assert array is not None
+    shards = replace(array.grid, chunk_shape=array.grid.shard_shape)
+    return shards.region(max(chunk.slot, 0))
 
 
 def _around(region: Region, shard: Region, chunk_shape: Shape) -> Region:

@@ -18,7 +18,7 @@ from ..format.own_files import is_folder_name, own_names, put_files, scratch_fol
 from ..format.pack_header import HEADER_BYTES
 from ..format.record import ItemRecord, LeafRecord
 from ..format.tree import plain_name
-from ..layouts.base import CheckpointInfo, whole_of
+from ..layouts.base import CheckpointInfo
 from ..layouts.safetensors import (
     INDEX,
     INDEX_SUFFIX,
@@ -34,6 +34,7 @@ from ..layouts.safetensors import (
     split_evenly,
     split_shards,
 )
+from ..restoring.devices import Region
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import ArrayReader
 from ..restoring.view_reader import BATCH_BYTES, ViewReader, Wanted, read_in_order
@@ -41,7 +42,7 @@ from ..saving.plan import CHUNK_BYTES
 from ..storage.base import Part
 from ..storage.path import StorePath
 from ..storage.tombstone import RECORD_NAME
-from .conversion import Conversion, Progress, Selected
+from .conversion import Conversion, Progress
 
 _log = logging.getLogger("holdfast.checkpoint")
 NewFile: TypeAlias = tuple[str, int, Iterable[Part]]  # its name, its size, its bytes
@@ -70,18 +71,16 @@ def to_safetensors(
     leaf is in memory in pieces. Raises StepExists, UnsupportedLeaf.
     """
     there = folder.names()
-    if RECORD_NAME in there or any(name.endswith((".safetensors", INDEX_SUFFIX)) for name in there):
-        raise StepExists(
-            f"{folder} holds a checkpoint already; choose another folder", path=str(folder)
-        )
-    tensors, texts = _named(conversion.chosen, _header_texts(conversion.checkpoint.info))
+    _refuse_checkpoint(folder, there)
+    tensors, texts = _named(conversion)
     with scratch_folder() as scratch:
-        beside, kept = _stage_beside(conversion, scratch)
+        _stage_beside(conversion, scratch)
+        beside, kept = _staged(scratch, conversion.checkpoint.info.path)
         _check_beside(conversion, folder, beside, there)
         if count is None and shard_bytes is None:
             count = kept
-        max_file_bytes = folder.storage.max_file_bytes
-        shards = _split(tensors, count, shard_bytes or SHARD_BYTES, max_file_bytes)
+        limit = folder.storage.max_file_bytes
+        shards = _split(tensors, count, shard_bytes or SHARD_BYTES, limit)
         files = itertools.chain(
             _tensor_files(shards, texts, conversion.progress),
             (_local_file(scratch, name) for name in beside),
@@ -90,6 +89,13 @@ def to_safetensors(
         )
         _write(folder, files)
     return str(folder)
+
+
+def _refuse_checkpoint(folder: StorePath, there: Collection[str]) -> None:
+    if RECORD_NAME in there or any(name.endswith((".safetensors", INDEX_SUFFIX)) for name in there):
+        raise StepExists(
+            f"{folder} holds a checkpoint already; choose another folder", path=str(folder)
+        )
 
 
 def _write(folder: StorePath, files: Iterable[NewFile]) -> None:
@@ -119,12 +125,12 @@ def _header_texts(info: CheckpointInfo) -> dict[str, str]:
     return texts
 
 
-def _named(
-    chosen: Mapping[str, Selected], about: Mapping[str, str]
-) -> tuple[dict[str, _Tensor], dict[str, str]]:
-    """Returns the tensors by the names that they get, and the texts of the header, which says
-    `about` besides. Raises UnsupportedLeaf for what has no place.
+def _named(conversion: Conversion) -> tuple[dict[str, _Tensor], dict[str, str]]:
+    """Returns the tensors by the names that they get, and the texts of the header. Raises
+    UnsupportedLeaf for what has no place.
     """
+    chosen = conversion.chosen
+    about = _header_texts(conversion.checkpoint.info)
     tensors: dict[str, _Tensor] = {}
     texts: dict[str, str] = {}
     for item_name, (item, reader) in chosen.items():
@@ -206,12 +212,13 @@ def _split(
     split = [] if count is None else split_evenly(sizes, count)
     if count is None or any(sum(sizes[name] for name in names) > limit for names in split):
         split = split_shards(sizes, int(min(shard_bytes, limit)))
-    shards = [{name: tensors[name] for name in names} for names in split]
-    if len(shards) <= 1:
-        return {SINGLE: shards[0] if shards else {}}
+    if len(split) <= 1:
+        return {SINGLE: dict(tensors)}
     return {
-        f"model-{number:05d}-of-{len(shards):05d}.safetensors": shard
-        for number, shard in enumerate(shards, 1)
+        f"model-{number:05d}-of-{len(split):05d}.safetensors": {
+            name: tensors[name] for name in names
+        }
+        for number, names in enumerate(split, 1)
     }
 
 
@@ -249,23 +256,23 @@ def _arrays(tensors: Sequence[_Tensor]) -> Iterator[HostArray]:
         if reader is None:
             yield from (np.asarray(tensor.leaf.value) for tensor in group)
         else:
-            wanted = (rows for tensor in group for rows in _rows(tensor.leaf))
+            leaves = [tensor.leaf for tensor in group]
+            wanted = (Wanted(leaf, rows, rows) for leaf in leaves for rows in _regions(leaf))
             yield from read_in_order(reader, wanted)
 
 
-def _rows(leaf: LeafRecord) -> list[Wanted]:
+def _regions(leaf: LeafRecord) -> list[Region]:
     """Returns the rows in which a large array is read, as far as it can be; else the whole."""
     assert leaf.grid is not None
-    whole = whole_of(leaf)
+    whole = tuple((0, size) for size in leaf.shape)
     chunk = leaf.grid.chunk_shape
     least = math.prod(chunk) * leaf.numpy_dtype.itemsize
     is_packed = bits_of(leaf.numpy_dtype) < 8  # rows of such may share a byte
     if leaf.nbytes <= CHUNK_BYTES or least > CHUNK_BYTES or is_packed:
         return [whole]
-    (_, count), *others = whole.region
+    count = leaf.shape[0]
     rows = max(CHUNK_BYTES * count // leaf.nbytes // chunk[0], 1) * chunk[0]
-    parts = [((first, min(first + rows, count)), *others) for first in range(0, count, rows)]
-    return [Wanted(leaf, part, part) for part in parts]
+    return [((first, min(first + rows, count)), *whole[1:]) for first in range(0, count, rows)]
 
 
 def _index_file(shards: Mapping[str, Mapping[str, _Tensor]]) -> Iterator[NewFile]:
@@ -281,22 +288,25 @@ def _index_file(shards: Mapping[str, Mapping[str, _Tensor]]) -> Iterator[NewFile
 # --- files beside them
 
 
-def _stage_beside(conversion: Conversion, scratch: Path) -> tuple[list[str], int | None]:
-    """Puts the files of all items of files, and of the folder beside, into a scratch folder.
-
-    Returns the names of those to write, without an old index, and of how many shards that was.
-    """
-    where = conversion.checkpoint.info.path
+def _stage_beside(conversion: Conversion, scratch: Path) -> None:
+    """Puts the files of all items of files, and of the folder beside, into a scratch folder."""
+    checkpoint = conversion.checkpoint
     for name, kind in conversion.others.items():
         if kind == "files":
             selection = PerProcessSelection(conversion.process or 0)
-            put_files(scratch, conversion.checkpoint.files(name, selection), where)
+            put_files(scratch, checkpoint.files(name, selection), checkpoint.info.path)
     if conversion.beside is not None:
         there = {*own_names(scratch)}
         files = (
             (name, data) for name, data in files_beside(conversion.beside) if name not in there
         )
         put_files(scratch, files, str(conversion.beside))
+
+
+def _staged(scratch: Path, where: str) -> tuple[list[str], int | None]:
+    """Returns the names of the files to write, without an old index, and of how many shards that
+    was.
+    """
     names = []
     kept = None
     for own in own_names(scratch):
