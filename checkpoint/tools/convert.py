@@ -107,8 +107,7 @@ def _of_process(selected: Selected, process: int) -> Selected:
         if leaf.refusal:
             raise TreeMismatch(leaf.refusal, leaf=leaf.path)
     leaves = tuple(replace(leaf, per_process=False) for leaf in of_process.leaves)
-    plain = replace(item, leaves=leaves)
-    return plain, read_process(reader, item, process)
+    return replace(item, leaves=leaves), read_process(reader, item, process)
 
 
 def _selected(selected: Selected, process: int | None, under: str, rename: Names) -> Selected:

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..format.record import fetch_record, parse_record
 from ..steps.claims import FOLDER, this_writer, writer_of
@@ -21,20 +21,22 @@ from ..storage.base import NameTaken, Storage
 from ..storage.path import StorePath
 from ..storage.tombstone import RECORD_NAME, sealed_json
 
+JsonObject: TypeAlias = dict[str, Any]
+
 
 @dataclass
 class _MergedItem:
     """A tree item that parts are added to. In `tree` a leaf is its number in `leaves`, for now."""
 
     tree: Any = field(default_factory=lambda: {"kind": "dict", "keys": [], "nodes": []})
-    leaves: list[dict[str, Any]] = field(default_factory=list)
+    leaves: list[JsonObject] = field(default_factory=list)
     values: dict[int, Any] = field(default_factory=dict)  # by the leaf's number
     runs: list[Any] = field(default_factory=list)
     shardings: list[Any] = field(default_factory=list)
-    statics: dict[str, Any] = field(default_factory=dict)
+    statics: JsonObject = field(default_factory=dict)
     files: list[Any] = field(default_factory=list)
 
-    def add(self, other: dict[str, Any]) -> None:
+    def add(self, other: JsonObject) -> None:
         """Adds a part. Raises ValueError where it has a path that is there, or is no dict."""
         first = len(self.leaves)
         values = iter(other["values"])
@@ -53,7 +55,7 @@ class _MergedItem:
         self.files += other["files"]
         self.tree = _merge(self.tree, _renumbered(other["tree"], lambda leaf: leaf + first), ())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Returns the item as a record has it: leaves in the order of the tree."""
         order: list[int] = []  # of the numbers that leaves have had
 
@@ -122,7 +124,7 @@ def merge_checkpoints(
             raise
 
 
-def _merged(records: Sequence[dict[str, Any]], item: str, metadata: Any) -> bytes:
+def _merged(records: Sequence[JsonObject], item: str, metadata: Any) -> bytes:
     """Returns the record of all parts as one."""
     merged = _MergedItem()
     for record in records:
@@ -138,7 +140,7 @@ def _merged(records: Sequence[dict[str, Any]], item: str, metadata: Any) -> byte
 
 
 @contextlib.contextmanager
-def _claimed(storage: Storage, records: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _claimed(storage: Storage, records: Sequence[JsonObject]) -> Iterator[str]:
     """Holds a claim to commit by, and those of the parts' writers: by these no sweep takes the
     files for those of dead writers.
     """

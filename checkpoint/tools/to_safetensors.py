@@ -71,7 +71,10 @@ def to_safetensors(
     leaf is in memory in pieces. Raises StepExists, UnsupportedLeaf.
     """
     there = folder.names()
-    _refuse_checkpoint(folder, there)
+    if RECORD_NAME in there or any(name.endswith((".safetensors", INDEX_SUFFIX)) for name in there):
+        raise StepExists(
+            f"{folder} holds a checkpoint already; choose another folder", path=str(folder)
+        )
     tensors, texts = _named(conversion)
     with scratch_folder() as scratch:
         _stage_beside(conversion, scratch)
@@ -89,13 +92,6 @@ def to_safetensors(
         )
         _write(folder, files)
     return str(folder)
-
-
-def _refuse_checkpoint(folder: StorePath, there: Collection[str]) -> None:
-    if RECORD_NAME in there or any(name.endswith((".safetensors", INDEX_SUFFIX)) for name in there):
-        raise StepExists(
-            f"{folder} holds a checkpoint already; choose another folder", path=str(folder)
-        )
 
 
 def _write(folder: StorePath, files: Iterable[NewFile]) -> None:

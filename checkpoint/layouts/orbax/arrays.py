@@ -30,7 +30,7 @@ from . import metadata as orbax
 
 MAX_RANK = 32  # tensorstore's own bound
 MAX_BYTES = 1 << 50  # of one leaf; what says more is no checkpoint
-_CONTEXT: dict[str, Any] = {
+_CONTEXT: orbax.JsonObject = {
     "file_io_concurrency": {"limit": 32},
     "cache_pool": {"total_bytes_limit": 100_000_000},
 }
@@ -48,24 +48,21 @@ class OrbaxItem:
         self._about = self._metadata()
         self._meta_name = "zarr.json" if self._about.use_zarr3 else ".zarray"
         self._base = self._find_base()
-        self._stores: dict[str, Any] = {}
+        self._stores: orbax.JsonObject = {}
         self._names: dict[str, str] = {}  # what a leaf's array is called, by the leaf's path
-        is_single = not handler.endswith(orbax.TREE_HANDLERS) and self._about.is_single
-        self.record = self._record(name, is_single=is_single)
+        self._is_single = not handler.endswith(orbax.TREE_HANDLERS) and self._about.is_single
+        self.record = self._record(name)
 
-    def _record(self, name: str, *, is_single: bool) -> ItemRecord:
+    def _record(self, name: str) -> ItemRecord:
         folder = self._folder
         asked = self._ask_arrays()
         # tensorstore reads meanwhile
-        tree, paths, order = self._tree(is_single=is_single)
+        tree, paths, order = self._tree()
         self._shardings = orbax.read_shardings(optional_json(folder, self._files, orbax.SHARDING))
         self._strings = optional_json(folder, self._files, orbax.STRINGS)
         self._prng = self._prng_implementations()
         self._arrays = self._described(asked)
-        records = self._records()
-        if is_single and records and folder.basename == "jax_random_key":
-            records = [self._random_key(records[0])]
-        return ItemRecord(name, "tree", (), tree, self._placed(records, paths, order))
+        return ItemRecord(name, "tree", (), tree, self._placed(self._records(), paths, order))
 
     def _metadata(self) -> orbax.TreeMetadata:
         file = f"{self._folder}/{orbax.TREE_METADATA}"
@@ -76,7 +73,7 @@ class OrbaxItem:
             )
         return orbax.parse_tree_metadata(self._folder.fetch(orbax.TREE_METADATA), file)
 
-    def _find_base(self) -> dict[str, Any]:
+    def _find_base(self) -> orbax.JsonObject:
         about = self._about
         base = kvstore_of(self._folder)
         ocdbt = about.use_ocdbt if about.use_ocdbt is not None else orbax.MANIFEST in self._files
@@ -95,7 +92,7 @@ class OrbaxItem:
             )
         return {"driver": "ocdbt", "base": base}
 
-    def _tree(self, *, is_single: bool) -> tuple[Any, list[str], list[int]]:
+    def _tree(self) -> tuple[Any, list[str], list[int]]:
         """Returns the description of the tree, and its leaves' paths and numbers in flatten order.
 
         The numbers are those among `_records`.
@@ -105,7 +102,7 @@ class OrbaxItem:
             leaf.keys: orbax.empty_value(leaf.value_type) if leaf.empty else next(numbers)
             for leaf in self._about.leaves
         }
-        tree: Any = next(iter(values.values())) if is_single else orbax.build_tree(values)
+        tree: Any = next(iter(values.values())) if self._is_single else orbax.build_tree(values)
         if self._folder.basename == "np_random_key":
             tree = tuple(tree)
         return *describe(tree), flatten(tree)[0]
@@ -114,7 +111,10 @@ class OrbaxItem:
         """Returns the leaves that have a value, by their arrays' names."""
         there = [leaf for leaf in self._about.leaves if not leaf.empty]
         scalars = self._scalars([leaf.name for leaf in there if leaf.value_type == "scalar"])
-        return [self._leaf(leaf, scalars.get(leaf.name)) for leaf in there]
+        records = [self._leaf(leaf, scalars.get(leaf.name)) for leaf in there]
+        if self._is_single and records and self._folder.basename == "jax_random_key":
+            return [self._random_key(records[0])]
+        return records
 
     def _leaf(self, leaf: orbax.StoredLeaf, scalar: float | None) -> LeafRecord:
         name = leaf.name
@@ -189,7 +189,7 @@ class OrbaxItem:
                 implementations |= orbax.parse_array_metadata(data, f"{folder}/{name}")
         return implementations
 
-    def _ask_arrays(self) -> dict[str, Any]:
+    def _ask_arrays(self) -> orbax.JsonObject:
         """Begins to read the zarr metadata of all arrays, side by side; returns the futures."""
         wanted = [leaf.name for leaf in self._about.leaves if _has_data(leaf)]
         if not wanted:
@@ -272,13 +272,13 @@ class OrbaxItem:
             ) from error
 
 
-def optional_json(folder: StorePath, names: Container[str], file: str) -> dict[str, Any]:
+def optional_json(folder: StorePath, names: Container[str], file: str) -> orbax.JsonObject:
     """Returns the JSON object in a file, if it is among a folder's names; else an empty one."""
     value = orbax.parse_json(folder.fetch(file), f"{folder}/{file}") if file in names else {}
     return value if isinstance(value, dict) else {}
 
 
-def kvstore_of(folder: StorePath) -> dict[str, Any]:
+def kvstore_of(folder: StorePath) -> orbax.JsonObject:
     """Returns tensorstore's JSON spec of a folder."""
     access = folder.storage.tensorstore
     path = str(folder)

@@ -26,7 +26,7 @@ from ...format.tree import is_key
 from ...saving.planner import check_leaf
 from ..base import array_record
 from . import metadata as orbax
-from .metadata import Keys
+from .metadata import JsonObject, Keys
 
 CHUNK_BYTES = 64 << 20
 VALUE_TYPES = {
@@ -127,7 +127,7 @@ def _storable_number(name: str, leaf: LeafRecord) -> LeafRecord:
     return replace(leaf, path=name, dtype=dtype.name, grid=Grid((), (), ()))
 
 
-def custom_metadata(metadata: Any) -> dict[str, Any]:
+def custom_metadata(metadata: Any) -> JsonObject:
     """Returns a user's metadata as Orbax's layout has it: an object of JSON. Raises UnsupportedLeaf
     for anything else, and as `encode_json`.
     """
@@ -159,7 +159,7 @@ def _cut(leaf: LeafRecord) -> Shape:
     return tuple(chunk)
 
 
-def array_spec(base: Mapping[str, Any], leaf: LeafRecord) -> dict[str, Any]:
+def array_spec(base: Mapping[str, Any], leaf: LeafRecord) -> JsonObject:
     dtype = leaf.numpy_dtype
     return {
         "driver": "zarr",
@@ -180,9 +180,9 @@ def array_spec(base: Mapping[str, Any], leaf: LeafRecord) -> dict[str, Any]:
     }
 
 
-def pointed(strings: Mapping[str, Any]) -> dict[str, Any]:
+def pointed(strings: Mapping[str, Any]) -> JsonObject:
     """Returns strings as Orbax finds them: their names are JSON pointers."""
-    root: dict[str, Any] = {}
+    root: JsonObject = {}
     for name, text in strings.items():
         *parents, last = name.split("/")
         level = root
@@ -192,9 +192,9 @@ def pointed(strings: Mapping[str, Any]) -> dict[str, Any]:
     return root
 
 
-def item_files(entries: Iterable[Entry], leaves: Sequence[LeafRecord]) -> dict[str, Any]:
+def item_files(entries: Iterable[Entry], leaves: Sequence[LeafRecord]) -> JsonObject:
     """Returns the JSON files that describe an item, by their names in its folder."""
-    files: dict[str, Any] = {orbax.TREE_METADATA: _tree_metadata(entries)}
+    files: JsonObject = {orbax.TREE_METADATA: _tree_metadata(entries)}
     arrays = [leaf for leaf in leaves if VALUE_TYPES[leaf.kind] == "jax.Array"]
     if arrays:
         files[f"{orbax.ARRAY_METADATAS}/process_0"] = _array_metadatas(arrays)
@@ -205,7 +205,7 @@ def item_files(entries: Iterable[Entry], leaves: Sequence[LeafRecord]) -> dict[s
     return files
 
 
-def _tree_metadata(entries: Iterable[Entry]) -> dict[str, Any]:
+def _tree_metadata(entries: Iterable[Entry]) -> JsonObject:
     tree = {}
     for keys, leaf in entries:
         tree[repr(tuple(key for key, _ in keys))] = {
@@ -221,16 +221,16 @@ def _tree_metadata(entries: Iterable[Entry]) -> dict[str, Any]:
     }
 
 
-def _value_metadata(leaf: LeafRecord | str) -> dict[str, Any]:
+def _value_metadata(leaf: LeafRecord | str) -> JsonObject:
     if isinstance(leaf, str):
         return {"value_type": leaf, "skip_deserialize": True}
-    about: dict[str, Any] = {"value_type": VALUE_TYPES[leaf.kind], "skip_deserialize": False}
+    about: JsonObject = {"value_type": VALUE_TYPES[leaf.kind], "skip_deserialize": False}
     if about["value_type"] == "jax.Array":
         about["write_shape"] = chunk_shape(leaf)
     return about
 
 
-def _array_metadatas(leaves: Iterable[LeafRecord]) -> dict[str, Any]:
+def _array_metadatas(leaves: Iterable[LeafRecord]) -> JsonObject:
     abouts = [
         {
             "array_metadata": {

@@ -35,6 +35,7 @@ MAX_DEPTH = 200  # keys in one path; Orbax's own trees have a few
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})\Z")
 _EMPTIES: Mapping[str, type] = {"Dict": dict, "List": list, "Tuple": tuple}
 _PRNG_TAGS = {"fry": "threefry2x32", "urbg": "unsafe_rbg"}
+JsonObject: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[str, bool]  # whether it is an index
 Keys: TypeAlias = tuple[Key, ...]
 
@@ -172,12 +173,12 @@ def prng_name(implementation: Any) -> str:
     return _PRNG_TAGS.get(implementation, str(implementation))
 
 
-def read_shardings(coded: Mapping[str, Any]) -> dict[str, Any]:
+def read_shardings(coded: Mapping[str, Any]) -> JsonObject:
     """Returns each leaf's saved sharding, by its name, as our own record says it; leaves that it
     cannot be read for are left out. `coded` is the content of `_sharding`.
     """
-    found: dict[str, Any] = {}
-    known: dict[str, Any] = {}  # most leaves have the sharding of another one
+    found: JsonObject = {}
+    known: JsonObject = {}  # most leaves have the sharding of another one
     for name, text in coded.items():
         with contextlib.suppress(ValueError, TypeError):
             if text not in known:
@@ -217,7 +218,7 @@ def read_sharding(about: Any) -> Any:
 
 def sharding_json(
     description: Any, device_names: Mapping[int, str], usual_device: int
-) -> dict[str, Any]:
+) -> JsonObject:
     """Returns a sharding of a record as Orbax writes it, on the usual device where it has no words
     for it.
 

@@ -417,7 +417,7 @@ def save_orbax(
     folder: StorePath,
     items: Mapping[str, Any],
     *,
-    json_items: Mapping[str, Any] | None = None,
+    json_items: Mapping[str, Any],
     metrics: Mapping[str, Any] | None = None,
     metadata: Any = None,
     must_have_joined: bool = False,
@@ -433,7 +433,7 @@ def save_orbax(
     try:
         with writer.failures(), own_settings():
             _write_trees(writer, items)
-            for item, value in (json_items or {}).items():
+            for item, value in json_items.items():
                 writer.add_json(item, value)
         writer.finish(metrics=metrics, metadata=metadata)
     except BaseException:

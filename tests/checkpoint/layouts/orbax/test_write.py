@@ -328,6 +328,7 @@ def test_two_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
         save_orbax(
             StorePath(LocalStorage(tmp_path), "1"),
             {"state": {"a": {"b": np.ones(2)}, "a.b": np.ones(2)}},
+            json_items={},
         )
     assert list(tmp_path.iterdir()) == []
 
