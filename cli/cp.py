@@ -139,6 +139,6 @@ def _size(storage: Storage, folders: list[str]) -> int:
 
     total = 0
     for name in folders:
-        with contextlib.suppress(CheckpointError):  # a damaged record: the copy says so
+        with contextlib.suppress(CheckpointError, OSError):  # the copy says so
             total += sum(file_sizes(StorePath(storage, name)).values())
     return total

@@ -13,6 +13,7 @@ from holdfast.checkpoint.local_tier.host_steps import HostStep, list_host_steps
 from holdfast.checkpoint.storage.path import StorePath
 from holdfast.checkpoint.tools.copy import file_sizes
 
+from .common import failure_of
 from .roots import Root, look_at
 
 _ORBAX_MARK = ".orbax-checkpoint-tmp"
@@ -76,6 +77,8 @@ def _step_row(root: Root, step: int) -> dict[str, Any]:
         row = _row(folder, root.steps[step][1])
     except StepGone as error:
         row = _listed(folder.basename, "gone", 0, note=str(error))
+    except PermissionError as error:
+        row = _listed(folder.basename, "unreadable", 0, note=failure_of(error).message)
     row |= {"step": step, "left_behind": step in root.left_behind}
     if row["left_behind"] and row["state"] == "whole":
         row["state"] = "left behind"

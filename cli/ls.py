@@ -20,7 +20,13 @@ from .common import (
 )
 from .tables import Table, console
 
-_COLOURS = {"damaged": "red", "dead": "red", "unfinished": "yellow", "left behind": "yellow"}
+_COLOURS = {
+    "damaged": "red",
+    "unreadable": "red",
+    "dead": "red",
+    "unfinished": "yellow",
+    "left behind": "yellow",
+}
 
 
 @click.command(

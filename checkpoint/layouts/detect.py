@@ -111,9 +111,11 @@ def open_if_finished(folder: StorePath) -> CheckpointReader | None:
 def find_steps(storage: Storage) -> dict[int, Found]:
     """Returns the finished steps of a root, ascending: the folder's name and its layout.
 
-    Our own step comes before another layout's of the same number.
+    Our own step comes before another layout's of the same number. A folder that this process may
+    not look into is one of ours if it is called so: who opens it gets the error.
     """
-    for kind in _kinds(storage, root_folders(storage), read_step_names(storage)):
+    unread = HoldfastLayout()
+    for kind in _kinds(storage, root_folders(storage), read_step_names(storage), unread):
         steps = dict(kind.finished())
         if steps:
             return dict(sorted(steps.items()))
@@ -169,6 +171,7 @@ class _Kind:
     names: StepNames
     numbers: Mapping[str, int]
     keeps_roots: bool = True
+    unread: CheckpointLayout | None = None  # of a folder without rights; an error where None
 
     def finished(
         self, step: int | None = None, marks: Collection[Mark] = ()
@@ -196,17 +199,27 @@ class _Kind:
 
     def _layout_of(self, name: str) -> CheckpointLayout | None:
         """Returns the layout of the step in a folder; None where there is no step."""
-        layout = layout_of(StorePath(self.storage, name))
+        is_own = self.names.step_of(name) is not None
+        try:
+            layout = layout_of(StorePath(self.storage, name))
+        except PermissionError:
+            if self.unread is None or not is_own:
+                raise
+            return self.unread
         if layout is None:
             return None
-        is_own = self.names.step_of(name) is not None
         if layout.name == "holdfast":
             return layout if is_own and self.keeps_roots else None
         is_called_so = is_own or layout.step_of(name) is not None
         return layout if is_called_so and layout.keeps_roots == self.keeps_roots else None
 
 
-def _kinds(storage: Storage, folders: Collection[str], names: StepNames) -> Iterator[_Kind]:
+def _kinds(
+    storage: Storage,
+    folders: Collection[str],
+    names: StepNames,
+    unread: CheckpointLayout | None = None,
+) -> Iterator[_Kind]:
     """Yields what a root's steps may be. They are of the first kind that has a step.
 
     First our own, and beside them what another library has called as we do, by plain numbers, or as
@@ -221,7 +234,7 @@ def _kinds(storage: Storage, folders: Collection[str], names: StepNames) -> Iter
         if name not in own and name not in plain:
             by_prefix.setdefault(prefix_of(name), {})[name] = number
     noted = by_prefix.get(read_foreign_prefix(storage) or "", {}) if by_prefix else {}
-    yield _Kind(storage, names, own | plain | noted)
+    yield _Kind(storage, names, own | plain | noted, unread=unread)
     kinds = [_Kind(storage, names, each) for each in by_prefix.values()]
     called = [kind for kind in kinds if kind.newest() is not None]
     if len(called) == 1:

@@ -781,3 +781,34 @@ def test_a_job_that_deletes_all_that_was_listed(
     monkeypatch.setattr(roots, "look_at", gone)
     output = run("prune", root, "--keep", "last:1", code=3).output
     assert f"{root} has other steps than a moment ago" in output
+
+
+WITHOUT_RIGHTS = """
+import sys
+from click.testing import CliRunner
+from holdfast.cli.entry import main
+for command in ("ls {root}", "verify {root} --all", "cp {root} {root}-copy"):
+    result = CliRunner().invoke(main, command.format(root=sys.argv[1]).split())
+    print(result.exit_code, result.output)
+"""
+
+
+@pytest.mark.parametrize("shut", ["2", "2/checkpoint.json"])
+def test_a_step_without_rights_hides_no_other(shut: str, root: Path) -> None:
+    """The list has its row, and the others are verified and copied."""
+    as_nobody = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"] if not os.geteuid() else []
+    (root / shut).chmod(0)
+    done = subprocess.run(
+        [*as_nobody, sys.executable, "-c", WITHOUT_RIGHTS, str(root)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (root / shut).chmod(0o755)
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines if line[:2] in ("0 ", "5 ")] == ["0", "5", "5"]
+    (row,) = [line.split() for line in lines if line.split()[:1] == ["2"]]
+    assert row[1] == "unreadable"
+    assert sum(": whole (" in line for line in lines) == 2
+    assert sorted(os.listdir(f"{root}-copy")) == ["1", "3"]
+    assert done.stdout.count("Permission denied") == 3
