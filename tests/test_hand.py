@@ -43,7 +43,7 @@ MOST_TOKENS = {
     "launch": 52.4,
     "compat": 37.2,
     "web": 8.8,
-    "cli": 21.8,
+    "cli": 21.9,
 }
 
 
