@@ -396,8 +396,11 @@ def check_files_like(path: str, item: str, kind: str, like: Any) -> None:
 
 
 def check_json_like(path: str, item: str, like: Any) -> None:
-    """Raises TreeMismatch unless a JSON item meets a `like` of JSON, an iterator, or none."""
-    if like is SAVED or isinstance(like, Json) or is_iterator(like):
+    """Raises TreeMismatch unless a JSON item meets a `like` of JSON, an iterator, or none.
+
+    To give the class itself is a way to say so.
+    """
+    if like is SAVED or like is Json or isinstance(like, Json) or is_iterator(like):
         return
     try:
         encode_json(like, "the like")

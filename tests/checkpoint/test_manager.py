@@ -461,10 +461,18 @@ def test_a_restore_that_fails_moves_no_iterator(tmp_path: Path) -> None:
 
 
 def test_the_like_of_a_json_item_is_json(tmp_path: Path) -> None:
-    """A tree of arrays, or an object that takes no state, is not: it would get something else."""
+    """Or the class of what is. A tree of arrays, or an object that takes no state, is not: it would
+    get something else.
+    """
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, items={"config": Json({"lr": 1e-3, "tags": ["a"]})}).wait()
-        for like in (None, SAVED, Json({"lr": 1}), {"lr": np.float32(1), "tags": (), "new": None}):
+        for like in (
+            None,
+            SAVED,
+            Json,
+            Json({"lr": 1}),
+            {"lr": np.float32(1), "tags": (), "new": None},
+        ):
             assert manager.restore(items={"config": like})["config"]["lr"] == 1e-3
         struct = jax.ShapeDtypeStruct((), jnp.float32)
         for like in ({"lr": jnp.zeros(3), "tags": []}, {"lr": struct}, object()):

@@ -357,7 +357,9 @@ def _outcome(part: Part, told: Told, left: dict[str, Any], shown: dict[str, Any]
     if own:
         reason, _, counts = own[-1][1].rpartition("; ")
         found["the launcher's reason"] = (reason, told_by["why"])
-        step = _furthest(left["status"], "step")
+        # An attempt that comes back at the end has nothing to do: those before it count.
+        samples = max((int(step) for _, step, *_ in left["samples"]), default=0)
+        step = _furthest(left["status"], "step") or max(0, samples)
         counted = re.search(r"(?:step (\d+)|no step reported)(?:, .*)?, exit code (\d+)$", counts)
         found["the launcher's counts"] = (
             counted and (int(counted[1] or 0), int(counted[2])),
