@@ -62,7 +62,7 @@ class StepCatalog:
         with naming_path(self.root.where):
             found = look_at_steps(until(self.root.storage, end_s), layouts, self._index.names)
             unlisted = self._unlisted(max(found.steps, default=-1))
-        left = self._index.left_behind() & {*unlisted} | {*found.left_behind}
+        left = (self._index.left_behind() & {*unlisted}) | {*found.left_behind}
         return [*found.steps, *unlisted, *self.foreign], sorted(left)
 
     def _unlisted(self, newest: int) -> list[int]:
