@@ -110,10 +110,9 @@ def open_manager(
             policy_decides=save_policy is not None,
         )
         undo.callback(durable.close, 0.0)
-        lanes = (durable, *_local_lanes(catalog, local))
         parts = ManagerParts(
             catalog=catalog,
-            lanes=lanes,
+            lanes=(durable, *_local_lanes(catalog, local)),
             run_ahead=RunAhead(options.max_steps_ahead),
             restorer=StepRestorer(catalog),
             watchdog=watchdog,

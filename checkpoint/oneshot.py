@@ -234,16 +234,17 @@ def load(  # noqa: PLR0913
             values = _load_alike(path, wanted, options, group, timeout_s)
         else:
             path = absolute(path)
-            with naming_path(path):
-                checkpoint = _open_alone(path, wanted)
-                with _naming(checkpoint):
-                    values = restore_items(checkpoint, wanted, options)
+            with naming_path(path), _named(_open_alone(path, wanted)) as checkpoint:
+                values = restore_items(checkpoint, wanted, options)
     return values[item] if items is None else values
 
 
-def _naming(checkpoint: CheckpointReader) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def _named(checkpoint: CheckpointReader) -> Iterator[CheckpointReader]:
+    """Has a TreeMismatch say which checkpoint it is about."""
     info = checkpoint.info
-    return naming_step(info.path, info.step, info.path)
+    with naming_step(info.path, info.step, info.path):
+        yield checkpoint
 
 
 def load_async(path: str | os.PathLike[str], like: Any = None, **options: Any) -> Future[Any]:
@@ -311,15 +312,10 @@ def _load_alike(
                 is_worth_sharing(options.read, storage, group),
             )
 
-    @contextlib.contextmanager
-    def opened() -> Iterator[CheckpointReader]:
-        checkpoint = (
-            open_checkpoint(path)
-            if is_single_file(path)
-            else open_found(StorePath(open_storage(path), folder))
-        )
-        with _naming(checkpoint):
-            yield checkpoint
+    def opened() -> contextlib.AbstractContextManager[CheckpointReader]:
+        if is_single_file(path):
+            return _named(open_checkpoint(path))
+        return _named(open_found(StorePath(open_storage(path), folder)))
 
     folder, asks_hosts, shares = ask_primary(group, f"{name}/folder", find, timeout_s)
     sharers = find_sharers(group, f"{name}/hosts", timeout_s, asks=asks_hosts)
@@ -374,12 +370,10 @@ def convert(
     """
     path = absolute(path)
     target = absolute(target)
-    with naming_path(path):
-        checkpoint = open_checkpoint(path, step)
-        with _naming(checkpoint):
-            return convert_checkpoint(
-                checkpoint, StorePath(open_storage(target)), layout, rules=rules, **options
-            )
+    with naming_path(path), _named(open_checkpoint(path, step)) as checkpoint:
+        return convert_checkpoint(
+            checkpoint, StorePath(open_storage(target)), layout, rules=rules, **options
+        )
 
 
 def verify(path: str | os.PathLike[str]) -> VerifyReport:

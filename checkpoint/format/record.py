@@ -177,8 +177,8 @@ class SeenRecord:
 
 def fetch_record(storage: Readable, step_dir: str) -> bytes:
     """Returns the bytes of a record, unchecked; raises as `read_record` where there are none."""
-    path = join(storage.root, step_dir, RECORD_NAME)
     name = join(step_dir, RECORD_NAME)
+    path = join(storage.root, name)
     try:
         return read_surely(storage, name, lambda: storage.fetch(name, RECORD_LIMIT_BYTES))
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -66,7 +66,6 @@ def rename_all(names: Names, old: Iterable[str]) -> dict[str, str]:
     TypeError for a new name that is no text.
     """
     rename = renamer(names)
-    renamed: dict[str, str] = {}
     taken: dict[str, str] = {}
     for name in old:
         new = rename(name)
@@ -77,9 +76,8 @@ def rename_all(names: Names, old: Iterable[str]) -> dict[str, str]:
                 f"the renaming gives '{taken[new]}' and '{name}' the same name '{new}'; change one"
                 " of its rules"
             )
-        renamed[name] = new
         taken[new] = name
-    return renamed
+    return {name: new for new, name in taken.items()}
 
 
 def parse_names(text: str) -> Names:
