@@ -8,14 +8,14 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..arrays.dtypes import Dtype, HostArray, dtype_named
 from ..errors import StepExists, UnsupportedLeaf
 from ..format.own_files import is_folder_name, own_names, put_files, scratch_folder
-from ..format.pack_header import HEADER_BYTES
+from ..format.pack_header import ALIGN_BYTES, HEADER_BYTES
 from ..format.record import ItemRecord, LeafRecord
 from ..format.tree import plain_name
 from ..layouts.base import CheckpointInfo
@@ -27,7 +27,6 @@ from ..layouts.safetensors import (
     SINGLE,
     bits_of,
     files_beside,
-    header_of,
     nbytes_of,
     pack,
     shards_of_index,
@@ -59,6 +58,14 @@ class _Tensor(NamedTuple):
     def nbytes(self) -> int:
         """The bytes that it takes in a file."""
         return nbytes_of(self.leaf.shape, self.dtype)
+
+    def entry(self, offset: int) -> dict[str, Any]:
+        """Returns what a header says of it, whose bytes are at an offset of the data."""
+        return {
+            "dtype": NAMES[self.dtype],
+            "shape": list(self.leaf.shape),
+            "data_offsets": [offset, offset + self.nbytes],
+        }
 
 
 def to_safetensors(
@@ -225,10 +232,23 @@ def _tensor_files(
     shards: Mapping[str, Mapping[str, _Tensor]], texts: Mapping[str, str], progress: Progress
 ) -> Iterator[NewFile]:
     for file, tensors in shards.items():
-        shapes = {name: (tensor.leaf.shape, tensor.dtype) for name, tensor in tensors.items()}
-        head, order = header_of(shapes, texts)
+        # By falling item size, and else in the order that is given.
+        ordered = dict(sorted(tensors.items(), key=lambda pair: -bits_of(pair[1].dtype)))
+        head = _head_of(ordered, texts)
         size = len(head) + sum(tensor.nbytes for tensor in tensors.values())
-        yield file, size, _parts(head, [tensors[name] for name in order], progress)
+        yield file, size, _parts(head, list(ordered.values()), progress)
+
+
+def _head_of(tensors: Mapping[str, _Tensor], texts: Mapping[str, str]) -> bytes:
+    """Returns the head of a file, its length included."""
+    header: dict[str, Any] = {"__metadata__": texts}
+    offset = 0
+    for name, tensor in tensors.items():
+        header[name] = tensor.entry(offset)
+        offset += tensor.nbytes
+    data = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    data += b" " * (-(8 + len(data)) % ALIGN_BYTES)
+    return len(data).to_bytes(8, "little") + data
 
 
 def _parts(head: bytes, tensors: Sequence[_Tensor], progress: Progress) -> Iterator[Part]:
