@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from ..arrays.dtypes import HostArray
 from ..errors import Corrupt, StepNotFound
@@ -29,6 +29,7 @@ from ..storage.path import StorePath
 
 VERIFY_BATCH_BYTES = 128 << 20  # enough to keep every thread of tensorstore at work
 PIECE_BYTES = 16 << 20  # of a file that is no array
+Entries: TypeAlias = Mapping[str, Entry]  # of a folder, by their names there
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class CheckpointLayout(Protocol):
     name: str
     keeps_roots: bool
 
-    def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
+    def recognises(self, folder: StorePath, names: Entries) -> bool:
         """Says whether `folder`, which holds `names`, is a finished checkpoint of this layout."""
 
     def open(self, folder: StorePath) -> CheckpointReader:
@@ -179,7 +180,7 @@ def read_leaves(
     return zip(leaves, arrays, strict=True)
 
 
-def files_below(folder: StorePath, entries: Iterable[Entry] | None = None) -> dict[str, Entry]:
+def files_below(folder: StorePath, entries: Iterable[Entry] | None = None) -> Entries:
     """Returns the files in a folder and the folders below it, by their names from there.
 
     `entries` are they, where they were listed.

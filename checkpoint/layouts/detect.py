@@ -36,7 +36,7 @@ from ..steps.left_behind import Mark, identify_own, left_among, read_marks
 from ..steps.lineage import read_branches, run_of
 from ..steps.opening import OtherLayouts
 from ..steps.refusals import roots_alike
-from ..storage.base import Entry, Storage
+from ..storage.base import Storage
 from ..storage.path import StorePath, open_storage, split
 from ..storage.tombstone import RECORD_NAME
 from .base import CheckpointLayout, CheckpointReader
@@ -96,7 +96,7 @@ def layouts() -> Iterator[CheckpointLayout]:
 
 def layout_of(folder: StorePath) -> CheckpointLayout | None:
     """Returns the layout of the finished checkpoint in a folder, None where there is none."""
-    names: Mapping[str, Entry] = folder.names()
+    names = folder.names()
     if not names:  # as where each save looks: nothing is imported for it
         return None
     return next((layout for layout in layouts() if layout.recognises(folder, names)), None)

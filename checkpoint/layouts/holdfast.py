@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import HostileCheckpoint, StepGone, StepNotFound
@@ -18,7 +18,7 @@ from ..restoring.shared_reader import SharedReader, shared_reader
 from ..storage.base import Entry, Readable
 from ..storage.path import StorePath, join
 from ..storage.tombstone import RECORD_NAME
-from .base import CheckpointInfo, find_named
+from .base import CheckpointInfo, Entries, find_named
 
 
 class HoldfastLayout:
@@ -27,7 +27,7 @@ class HoldfastLayout:
     name = "holdfast"
     keeps_roots = True
 
-    def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
+    def recognises(self, folder: StorePath, names: Entries) -> bool:
         return RECORD_NAME in names
 
     def open(self, folder: StorePath) -> HoldfastCheckpoint:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -29,17 +29,16 @@ from ..errors import Corrupt, HostileCheckpoint, StepNotFound
 from ..format.grid import Shape
 from ..format.limits import HEADER_LIMIT_BYTES, MALFORMED
 from ..format.own_files import FileContents
-from ..format.pack_header import ALIGN_BYTES
 from ..format.record import ItemRecord, LeafRecord
 from ..restoring.match import listed
 from ..restoring.per_process import PerProcessSelection
 from ..restoring.reader import Allocate, ReadRequest
 from ..restoring.restore import VerifyReport
-from ..storage.base import Entry
 from ..storage.path import StorePath
 from ..storage.threads import run_side_by_side
 from .base import (
     CheckpointInfo,
+    Entries,
     array_record,
     contents_of,
     files_below,
@@ -47,8 +46,6 @@ from .base import (
     parsing,
     verify_by_reading,
 )
-
-Sizes: TypeAlias = Mapping[str, int | None]  # of files, as far as they are known
 
 log = logging.getLogger("holdfast.checkpoint")
 INDEX = "model.safetensors.index.json"
@@ -151,7 +148,7 @@ class SafetensorsLayout:
     name = "safetensors"
     keeps_roots = False
 
-    def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
+    def recognises(self, folder: StorePath, names: Entries) -> bool:
         return any(_is_model(name) or name.endswith(INDEX_SUFFIX) for name in names)
 
     def open(self, folder: StorePath) -> SafetensorsCheckpoint:
@@ -175,22 +172,21 @@ class SafetensorsCheckpoint:
         self._tensors: dict[str, Tensor] = {}
         self._metadata: dict[str, str] = {}
         names = folder.names()
-        sizes = {name: entry.size for name, entry in names.items()}
         self._beside = [] if file else names_beside(folder, names)
-        index = None if file else _index_among(folder, sizes)
+        index = None if file else _index_among(folder, names)
         if index is None:
-            self._add(_unindexed(folder, file, sizes), sizes)
+            self._add(_unindexed(folder, file, names), names)
         else:
-            self._add_indexed(index, sizes)
+            self._add_indexed(index, names)
         items = {"state": "tree"}
         if self._beside:
             items[BESIDE] = "files"
         path = str(folder) if file is None else f"{folder}/{file}"
         self.info = CheckpointInfo("safetensors", path, items, metadata=self._metadata or None)
 
-    def _add(self, files: Sequence[str], sizes: Sizes) -> None:
+    def _add(self, files: Sequence[str], names: Entries) -> None:
         for name in files:
-            tensors, metadata = read_header(self._folder, name, sizes[name])
+            tensors, metadata = read_header(self._folder, name, names[name].size)
             twice = sorted(self._tensors.keys() & tensors.keys())
             if twice:
                 message = (
@@ -202,7 +198,7 @@ class SafetensorsCheckpoint:
             self._tensors |= tensors
             self._metadata |= metadata
 
-    def _add_indexed(self, index: str, sizes: Sizes) -> None:
+    def _add_indexed(self, index: str, names: Entries) -> None:
         path = f"{self._folder}/{index}"
         assigned: dict[str, list[str]] = {}
         for tensor, name in _read_index(self._folder, index).items():
@@ -210,14 +206,14 @@ class SafetensorsCheckpoint:
         left_out = []
         for name, wanted in sorted(assigned.items()):
             promise = f"{path} says that {listed(wanted)} are in {name}"
-            if name not in sizes:
-                other = f", or load {self._folder}/{SINGLE} by itself" if SINGLE in sizes else ""
+            if name not in names:
+                other = f", or load {self._folder}/{SINGLE} by itself" if SINGLE in names else ""
                 raise Corrupt(
                     f"{self._folder}/{name} is missing: {promise}; fetch it again{other}",
                     file=f"{self._folder}/{name}",
                     leaf=wanted[0],
                 )
-            tensors, metadata = read_header(self._folder, name, sizes[name])
+            tensors, metadata = read_header(self._folder, name, names[name].size)
             missing = [tensor for tensor in wanted if tensor not in tensors]
             if missing:
                 raise Corrupt(
@@ -230,7 +226,7 @@ class SafetensorsCheckpoint:
             self._tensors |= {tensor: tensors.pop(tensor) for tensor in wanted}
             self._metadata |= metadata
             left_out += [f"{tensor} in {name}" for tensor in tensors]
-        left_out += [name for name in sorted(sizes) if _is_model(name) and name not in assigned]
+        left_out += [name for name in sorted(names) if _is_model(name) and name not in assigned]
         _warn_of_left_out(path, left_out)
 
     def item(self, name: str) -> ItemRecord:
@@ -417,7 +413,7 @@ def _warn_of_left_out(chosen: str, left_out: Sequence[str]) -> None:
         )
 
 
-def names_beside(folder: StorePath, names: Mapping[str, Entry]) -> list[str]:
+def names_beside(folder: StorePath, names: Entries) -> list[str]:
     """Returns the names of the files that belong to a model, besides its tensors.
 
     Those are in the folder and the folders below it, but for hidden ones, for folders that have
@@ -556,30 +552,6 @@ def runs(
         for index, size in zip(indices, shape[1:], strict=False):
             offset = (offset + index) * size
         yield (offset + first) * row, (stop - first) * row
-
-
-def header_of(
-    tensors: Mapping[str, tuple[Shape, Dtype]], metadata: Mapping[str, str]
-) -> tuple[bytes, list[str]]:
-    """Returns the head of a file (its length included) and the order of the data.
-
-    That order is by falling item size, and else the one that is given.
-    """
-    order = sorted(tensors, key=lambda name: -bits_of(tensors[name][1]))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    offset = 0
-    for name in order:
-        shape, dtype = tensors[name]
-        size = nbytes_of(shape, dtype)
-        header[name] = {
-            "dtype": NAMES[dtype],
-            "shape": list(shape),
-            "data_offsets": [offset, offset + size],
-        }
-        offset += size
-    data = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    data += b" " * (-(8 + len(data)) % ALIGN_BYTES)
-    return len(data).to_bytes(8, "little") + data, order
 
 
 def split_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ...errors import Corrupt, HostileCheckpoint
@@ -14,10 +14,10 @@ from ...format.own_files import FileContents, is_own_name
 from ...format.record import ItemRecord
 from ...restoring.per_process import PerProcessSelection
 from ...restoring.restore import VerifyReport
-from ...storage.base import Entry
 from ...storage.path import StorePath
 from ..base import (
     CheckpointInfo,
+    Entries,
     contents_of,
     files_below,
     find_named,
@@ -40,7 +40,7 @@ class OrbaxLayout:
     name = "orbax"
     keeps_roots = True
 
-    def recognises(self, folder: StorePath, names: Mapping[str, Entry]) -> bool:
+    def recognises(self, folder: StorePath, names: Entries) -> bool:
         if orbax.TEMPORARY in folder.basename:
             return False
         if not (_OF_CHECKPOINT | _OF_TREE).isdisjoint(names):
@@ -79,7 +79,7 @@ class OrbaxCheckpoint:
         with parsing(str(folder)):
             self.info = self._read_info(names)
 
-    def _find_items(self, names: Mapping[str, Entry]) -> dict[str, tuple[StorePath, str]]:
+    def _find_items(self, names: Entries) -> dict[str, tuple[StorePath, str]]:
         """Returns each item's folder and kind. A direct checkpoint is one item, "default"."""
         if not _DIRECT.isdisjoint(names):
             return {"default": _kind_of(self._folder)}
@@ -93,7 +93,7 @@ class OrbaxCheckpoint:
             found["default"] = self._folder, "json"
         return found
 
-    def _read_info(self, names: Mapping[str, Entry]) -> CheckpointInfo:
+    def _read_info(self, names: Entries) -> CheckpointInfo:
         about = optional_json(self._folder, names, orbax.CHECKPOINT_METADATA)
         # By item, or of the only one.
         self._handlers: Any = about.get("item_handlers") or {}
