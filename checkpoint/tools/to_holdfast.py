@@ -160,11 +160,10 @@ def write_item(
 
     At most a few chunks are in memory.
     """
-    tree, ordered = _in_order(item)
-    leaves = [leaf for leaf, _ in ordered]
+    tree, paths, leaves = _in_order(item)
     plan = make_plan(
         tree,
-        [_leaf(leaf, path) for leaf, path in ordered],
+        list(map(_leaf, leaves, paths)),
         statics=item.statics,
         max_file_bytes=target.storage.max_file_bytes,
     )
@@ -204,14 +203,14 @@ def _reports(
     return [ItemReport(0, plan.hash, tuple(files), (), tuple(first)), *others]
 
 
-def _in_order(item: ItemRecord) -> tuple[Any, list[tuple[LeafRecord, str]]]:
-    """Returns the tree's description, and its leaves with their paths here, in flatten order."""
+def _in_order(item: ItemRecord) -> tuple[Any, list[str], list[LeafRecord]]:
+    """Returns the tree's description, the leaves' paths here, and the leaves, in flatten order."""
     skeleton = rebuild(item.tree, list(range(len(item.leaves))))
     description, paths = describe(skeleton)
     order = flatten(skeleton)[0]
     # The item's own description names the types.
     tree = item.tree if order == sorted(order) else description
-    return tree, [(item.leaves[index], path) for index, path in zip(order, paths, strict=True)]
+    return tree, paths, [item.leaves[index] for index in order]
 
 
 def _leaf(leaf: LeafRecord, path: str) -> Leaf:
