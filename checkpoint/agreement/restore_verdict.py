@@ -180,7 +180,7 @@ class RestoreAgreement:
             return self._verdict
         if self.group.count == 1:
             shortage = None if need is None else find_shortage([need])
-            error = error if shortage is None else shortage.error()
+            error = error if shortage is None else shortage.error
             return Verdict(error, self._is_mistake(error))
         return self._exchange(self._report(place, error, need=need), error)[0]
 
@@ -243,7 +243,7 @@ def judge(reports: Sequence[RestoreReport]) -> RestoreAnswer:
         return differs
     shortage = find_shortage([report.need for report in reports if report.need is not None])
     if shortage is not None:
-        agreed = AgreedError(shortage.process, SentError.of(shortage.error()))
+        agreed = AgreedError(shortage.process, SentError.of(shortage.error))
         return RestoreAnswer(agreed, is_mistake=True)
     if not any(report.shared for report in reports):
         return RestoreAnswer()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from ..errors import NotEnoughMemory
 
@@ -45,32 +46,11 @@ class MemoryNeed:
         return f"{shown_size(self.nbytes)} for its values, {of_leaf}"
 
 
-@dataclass(frozen=True)
-class Shortage:
-    """Who needs more than a level has left: the one of them that needs the most, and all."""
+class Shortage(NamedTuple):
+    """The process that needs the most of a level that has too little, and what a restore raises."""
 
     process: int
-    need: MemoryNeed
-    level: SeenLevel
-    sharers: int
-    total_bytes: int
-
-    def error(self) -> NotEnoughMemory:
-        """Returns what the restore raises."""
-        level = self.level
-        shared = ""
-        if self.sharers > 1:
-            total = shown_size(self.total_bytes)
-            shared = f", which {self.sharers} processes share that need {total} together"
-        missing = shown_size(self.total_bytes - level.most_bytes)
-        return NotEnoughMemory(
-            f"this restore needs {self.need.text}; {shown_size(level.most_bytes)} are left in"
-            f" {level.name}{shared}; raise its limit of {shown_size(level.limit_bytes)} by"
-            f" {missing}, drop arrays that are held besides, or restore on more machines",
-            leaf=self.need.leaf,
-            needed_bytes=self.total_bytes,
-            free_bytes=level.most_bytes,
-        )
+    error: NotEnoughMemory
 
 
 def find_shortage(of_all: Sequence[MemoryNeed]) -> Shortage | None:
@@ -87,8 +67,24 @@ def find_shortage(of_all: Sequence[MemoryNeed]) -> Shortage | None:
         total = sum(of_all[process].nbytes for process, _ in seen)
         if total > level.most_bytes:
             most = max((process for process, _ in seen), key=lambda each: of_all[each].nbytes)
-            return Shortage(most, of_all[most], level, len(seen), total_bytes=total)
+            return Shortage(most, _error(of_all[most], level, len(seen), total))
     return None
+
+
+def _error(need: MemoryNeed, level: SeenLevel, sharers: int, total_bytes: int) -> NotEnoughMemory:
+    shared = ""
+    if sharers > 1:
+        total = shown_size(total_bytes)
+        shared = f", which {sharers} processes share that need {total} together"
+    missing = shown_size(total_bytes - level.most_bytes)
+    return NotEnoughMemory(
+        f"this restore needs {need.text}; {shown_size(level.most_bytes)} are left in"
+        f" {level.name}{shared}; raise its limit of {shown_size(level.limit_bytes)} by"
+        f" {missing}, drop arrays that are held besides, or restore on more machines",
+        leaf=need.leaf,
+        needed_bytes=total_bytes,
+        free_bytes=level.most_bytes,
+    )
 
 
 def shown_size(nbytes: int) -> str:

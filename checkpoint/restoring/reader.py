@@ -300,8 +300,11 @@ class ItemReader:
 
     def _misfit(self, file: FileReport, what: str, leaf: str = "") -> Corrupt:
         where = f" (leaf {leaf!r})" if leaf else ""
-        text = f"the checksum of {what} does not fit: its bytes are not what was written{where}"
-        return self._corrupt(file, text, leaf)
+        return self._corrupt(
+            file,
+            f"the checksum of {what} does not fit: its bytes are not what was written{where}",
+            leaf,
+        )
 
     def _whole(self, file: FileReport, read: Callable[[], T]) -> T:
         """Returns what `read` brings of a file; where that is damaged, from the next source."""
@@ -447,8 +450,9 @@ class ItemReader:
 
     def _header_bytes(self, file: FileReport) -> bytes:
         if not 10 <= file.head <= HEADER_LIMIT_BYTES:
-            text = f"a header of {file.head} bytes is not one that holdfast writes"
-            raise self._hostile(file, text)
+            raise self._hostile(
+                file, f"a header of {file.head} bytes is not one that holdfast writes"
+            )
         data = self._read_start(file, file.head)
         if int.from_bytes(data[:8], "little") != file.head - 8:
             raise self._hostile(file, "the header's length is not what the record says")
@@ -513,14 +517,16 @@ class ItemReader:
             found = last + self._try_read(file, last, [memoryview(bytearray(2))])[0]
         if found != file.size:
             than = "longer" if found > file.size else "shorter"
-            text = f"the file is {than} than the {file.size} bytes that were written"
-            raise self._corrupt(file, text)
+            raise self._corrupt(
+                file, f"the file is {than} than the {file.size} bytes that were written"
+            )
 
     def read_whole(self, file: FileReport) -> bytes:
         """Returns a file that has no header, checked."""
         if file.size > HEADER_LIMIT_BYTES:
-            text = f"a file of {file.size} bytes is not read whole, at most 100,000,000 are"
-            raise self._hostile(file, text)
+            raise self._hostile(
+                file, f"a file of {file.size} bytes is not read whole, at most 100,000,000 are"
+            )
         return self._whole(file, lambda: self._read_start(file, file.size))
 
     def _read_range(
@@ -533,8 +539,9 @@ class ItemReader:
         got, size = self._try_read(file, offset, buffers)
         if got != wanted:
             where = f", within the leaf {leaf!r}" if leaf else ""
-            text = f"the file ends at {offset + got} of {file.size} bytes{where}"
-            raise self._corrupt(file, text, leaf)
+            raise self._corrupt(
+                file, f"the file ends at {offset + got} of {file.size} bytes{where}", leaf
+            )
         return size
 
     def kept_open(self, file: FileReport) -> contextlib.AbstractContextManager[None]:

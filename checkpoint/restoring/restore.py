@@ -54,7 +54,7 @@ def check_alone(need: MemoryNeed) -> None:
     """Raises NotEnoughMemory where the host has no room for what this process needs."""
     shortage = find_shortage([need])
     if shortage is not None:
-        raise shortage.error()
+        raise shortage.error
 
 
 class Choice:

@@ -54,7 +54,7 @@ class Blocks:
         wanted = sum(sizes) // (BLOCKS_A_PROCESS * processes)
         whole = 1 << max(0, wanted - 1).bit_length()
         self.block_bytes = min(max(whole, LEAST_BLOCK_BYTES), MOST_BLOCK_BYTES)
-        self._sizes = list(sizes)
+        self._sizes = sizes
         counts = [-(-size // self.block_bytes) for size in sizes]
         self._firsts = list(itertools.accumulate(counts, initial=0))
 

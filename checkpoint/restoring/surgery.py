@@ -354,7 +354,7 @@ def _stacked(name: str, sources: Sequence[Matched], rule: Stack) -> NewLeaf:
             f" {missing[0]} is missing",
         )
     ordered = [places[place] for place in range(len(places))]
-    return _joined(name, ordered, rule.axis, is_stack=True)
+    return _joined(name, ordered, rule)
 
 
 def _fused(name: str, sources: Sequence[Matched], rule: Fuse) -> NewLeaf:
@@ -373,16 +373,17 @@ def _fused(name: str, sources: Sequence[Matched], rule: Fuse) -> NewLeaf:
             f"{name!r} is fused of {listed(list(rule.names))}, and {missing[0]!r} is missing; found"
             f" {listed([found.leaf.name for found in sources])}",
         )
-    return _joined(name, [by_name[each] for each in rule.names], rule.axis, is_stack=False)
+    return _joined(name, [by_name[each] for each in rule.names], rule)
 
 
-def _joined(name: str, leaves: Sequence[NewLeaf], axis: int, *, is_stack: bool) -> NewLeaf:
+def _joined(name: str, leaves: Sequence[NewLeaf], rule: Stack | Fuse) -> NewLeaf:
     first = leaves[0]
+    axis = rule.axis
     views: list[View] = []
     for leaf in leaves:
         assert leaf.view is not None
         try:
-            views.append(Expanded.of(leaf.view, axis) if is_stack else leaf.view)
+            views.append(Expanded.of(leaf.view, axis) if isinstance(rule, Stack) else leaf.view)
             # Each is compared with the first, so that the message names the one that differs.
             Joined.of([views[0], views[-1]], axis)
         except ValueError as error:

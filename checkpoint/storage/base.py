@@ -17,6 +17,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 Buffers: TypeAlias = Sequence[memoryview]
 Part: TypeAlias = tuple[int, Buffers]
+# A value (None: there is none), and its generation.
+Versioned: TypeAlias = tuple[bytes | None, bytes]
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class ConditionalWrites(Protocol):
     def keys(self, prefix: str) -> Sequence[str]:
         """Returns all names that begin so, sorted."""
 
-    def get(self, name: str) -> tuple[bytes | None, bytes]:
+    def get(self, name: str) -> Versioned:
         """Returns a value (None: there is none) and its generation."""
 
     def put(

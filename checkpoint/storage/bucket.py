@@ -30,7 +30,7 @@ import numpy as np
 
 from ..errors import CheckpointError
 from ..memory.budget import free_host_bytes
-from .base import Buffers, Entry, Part, TensorStoreAccess
+from .base import Buffers, Entry, Part, TensorStoreAccess, Versioned
 from .hedged_reads import READ_BYTES, SPARE_BYTES, Begin, HedgedReads, awaited
 from .hedges import Hedges
 from .kvstore import tensorstore_context
@@ -271,7 +271,7 @@ class BucketStorage(ObjectStorage):
 
     # --- Writes on conditions
 
-    def get(self, name: str) -> tuple[bytes | None, bytes]:
+    def get(self, name: str) -> Versioned:
         try:
             found = self._tried(name, lambda: _asked(self._store, self._prefix + name))
         except FileNotFoundError:

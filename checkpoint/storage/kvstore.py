@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from ..errors import CheckpointError
-from .base import Entry, TensorStoreAccess
+from .base import Entry, TensorStoreAccess, Versioned
 from .object import ObjectStorage, split_url
 
 CALL_S = 300.0  # for one request with all its retries
@@ -94,7 +94,7 @@ class KvStoreStorage(ObjectStorage):
 
     # --- Writes on conditions
 
-    def get(self, name: str) -> tuple[bytes | None, bytes]:
+    def get(self, name: str) -> Versioned:
         read = _done(self._kv.read(self._prefix + name), name)
         value = None if read.state == "missing" else bytes(read.value)
         return value, read.stamp.generation

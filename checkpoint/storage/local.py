@@ -206,15 +206,15 @@ class LocalStorage:
             return file.read(size)
 
     def commit(self, name: str, data: bytes, claim: str, *, replace: bool = False) -> None:
-        with _refusing(), self._fenced_if_gone(claim):
+        with self._refusing(claim):
             path = self._to_change(name)
             source = self._to_change(f"{claim}/{uuid.uuid4().hex}.record")
             made = self._written(source, data, path)
         try:
             # Before the link, of which some errors say nothing: without its folder none was tried.
-            with _refusing(), self._fenced_if_gone(claim):
+            with self._refusing(claim):
                 in_folder(path, lambda: None, self.folder_mode)
-            with _refusing(REFUSALS), self._fenced_if_gone(claim):
+            with self._refusing(claim, REFUSALS):
                 in_folder(
                     path, lambda: self._publish(source, path, made, replace), self.folder_mode
                 )
@@ -256,13 +256,23 @@ class LocalStorage:
             raise
 
     @contextlib.contextmanager
-    def _fenced_if_gone(self, claim: str) -> Iterator[None]:
+    def _refusing(self, claim: str, numbers: Container[int | None] | None = None) -> Iterator[None]:
+        """Raises Fenced where the claim is gone, and NotCommitted for an OSError that is a refusal:
+        of these numbers, or any.
+        """
         try:
-            yield
-        except FileNotFoundError as error:
-            if not is_gone(self.path / claim):
+            try:
+                yield
+            except FileNotFoundError as error:
+                if not is_gone(self.path / claim):
+                    raise
+                raise fenced(f"{self.path / claim}") from error
+        except (NotCommitted, FileExistsError):
+            raise
+        except OSError as error:
+            if numbers is not None and error.errno not in numbers:
                 raise
-            raise fenced(f"{self.path / claim}") from error
+            raise NotCommitted(error.errno, error.strerror, error.filename) from error
 
     def list(
         self, folder: str, *, recursive: bool = False, names_only: bool = False
@@ -446,19 +456,6 @@ def _no_file(path: Path) -> Corrupt:
         path=str(path),
         file=str(path),
     )
-
-
-@contextlib.contextmanager
-def _refusing(numbers: Container[int | None] | None = None) -> Iterator[None]:
-    """Raises NotCommitted for an OSError that is a refusal: of these numbers, or any."""
-    try:
-        yield
-    except (NotCommitted, FileExistsError):
-        raise
-    except OSError as error:
-        if numbers is not None and error.errno not in numbers:
-            raise
-        raise NotCommitted(error.errno, error.strerror, error.filename) from error
 
 
 def fenced(claim: str) -> Fenced:

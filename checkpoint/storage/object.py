@@ -33,6 +33,7 @@ from .base import (
     NotCommitted,
     Part,
     TensorStoreAccess,
+    Versioned,
 )
 from .local import fenced
 from .threads import run_side_by_side
@@ -98,7 +99,7 @@ class ObjectStorage:
         """Returns what is in a folder ("" or a name that ends in `/`), tombstones too, sorted."""
         raise NotImplementedError
 
-    def get(self, name: str) -> tuple[bytes | None, bytes]:
+    def get(self, name: str) -> Versioned:
         raise NotImplementedError
 
     def put(
@@ -181,9 +182,7 @@ class ObjectStorage:
             errno.EAGAIN, f"lost the race for it {COMMIT_TRIES} times", f"{self.root}/{name}"
         )
 
-    def _before_commit(
-        self, name: str, data: bytes, claim: str, replace: bool
-    ) -> tuple[bytes | None, bytes]:
+    def _before_commit(self, name: str, data: bytes, claim: str, replace: bool) -> Versioned:
         """Returns what stands at the name, which may be replaced, and its generation.
 
         Raises Fenced, NameTaken.

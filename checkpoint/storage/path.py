@@ -61,7 +61,7 @@ class StorePath:
     @property
     def basename(self) -> str:
         """The last part of the name."""
-        return str(self).rstrip("/").rsplit("/", 1)[-1]
+        return str(self).rstrip("/").rpartition("/")[2]
 
     def names(self) -> dict[str, Entry]:
         """Returns what is in the folder, by its name there; folders end in `/`.

@@ -22,7 +22,7 @@ def test_an_error_says_what_would_fit() -> None:
     )
     shortage = find_shortage([need])
     assert shortage is not None
-    error = shortage.error()
+    error = shortage.error
     assert error.message == (
         "this restore needs 3.1 GiB at a time for 'params.embed'; 2.0 GiB are left in the cgroup"
         " /job; raise its limit of 4.0 GiB by 1.1 GiB, drop arrays that are held besides, or"
@@ -49,7 +49,7 @@ def test_processes_that_share_a_level_need_it_together() -> None:
     shortage = find_shortage(needs)
     assert shortage is not None
     # The most that one of them has seen counts: another may have looked before memory came back.
-    assert shortage.error().message.startswith(
+    assert shortage.error.message.startswith(
         "this restore needs 2.0 GiB for its values, 1.0 GiB of them for 'w'; 3.0 GiB are left in"
         " the cgroup /job, which 2 processes share that need 4.0 GiB together; raise its limit of"
         " 4.0 GiB by 1.0 GiB"
