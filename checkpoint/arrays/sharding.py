@@ -117,11 +117,10 @@ def concrete_sharding(sharding: Sharding) -> Sharding | None:
         return None
     current = jax.sharding.get_mesh()
     if current.shape_tuple != wanted.shape_tuple:
-        expected = _show_mesh(wanted)
         found = "none is set" if current.empty else f"{_show_mesh(current)} is set"
         raise ValueError(
-            f"its sharding is of an abstract mesh, {expected}, and {found}; call this under"
-            " jax.set_mesh(mesh), or give shardings on a Mesh"
+            f"its sharding is of an abstract mesh, {_show_mesh(wanted)}, and {found}; call this"
+            " under jax.set_mesh(mesh), or give shardings on a Mesh"
         )
     return NamedSharding(current, sharding.spec, memory_kind=sharding.memory_kind)
 
@@ -239,5 +238,6 @@ def make_sharding(description: Any) -> Sharding:
     mesh = Mesh(
         flat.reshape(description["sizes"]), description["axes"], axis_types=axis_types or None
     )
-    spec = _spec(description["spec"], description.get(REDUCED, ()))
-    return NamedSharding(mesh, spec, memory_kind=kind)
+    return NamedSharding(
+        mesh, _spec(description["spec"], description.get(REDUCED, ())), memory_kind=kind
+    )

@@ -151,9 +151,11 @@ class MemoryBudget:
         """
         for level in self.look():
             used = min(level.lazy_bytes, self.sharers.of(level) * POOL.reused_bytes())
-            free = max(0, level.free_bytes - used)
-            most = max(0, level.most_bytes - used)
-            yield replace(level, free_bytes=free, most_bytes=most)
+            yield replace(
+                level,
+                free_bytes=max(0, level.free_bytes - used),
+                most_bytes=max(0, level.most_bytes - used),
+            )
 
     def free_for(self, nbytes: int) -> FreeMemory:
         """Returns what `free` does, to take so many bytes; a little may be taken unasked, since to

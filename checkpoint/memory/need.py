@@ -74,8 +74,7 @@ def find_shortage(of_all: Sequence[MemoryNeed]) -> Shortage | None:
 def _error(need: MemoryNeed, level: SeenLevel, sharers: int, total_bytes: int) -> NotEnoughMemory:
     shared = ""
     if sharers > 1:
-        total = shown_size(total_bytes)
-        shared = f", which {sharers} processes share that need {total} together"
+        shared = f", which {sharers} processes share that need {shown_size(total_bytes)} together"
     missing = shown_size(total_bytes - level.most_bytes)
     return NotEnoughMemory(
         f"this restore needs {need.text}; {shown_size(level.most_bytes)} are left in"

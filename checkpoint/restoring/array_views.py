@@ -157,8 +157,7 @@ class Transposed(View):
 
     def put(self, region: Region, arrays: Arrays, out: HostArray) -> None:
         for inner, own in self._stripes(region):
-            stripe = self.of_view.make(inner, arrays).transpose(self.axes)
-            out[slices_in(own, region)] = stripe
+            out[slices_in(own, region)] = self.of_view.make(inner, arrays).transpose(self.axes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -249,8 +249,8 @@ def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
     shape = getattr(like, "shape", None)
     dtype = getattr(like, "dtype", None)
     if shape is None or dtype is None:
-        struct = f"jax.ShapeDtypeStruct({leaf.shape}, {leaf.dtype!r}, sharding=...)"
-        refuse(leaf, f"a {type(like).__name__}", f"; write {struct}" if leaf.dtype else "")
+        struct = f"; write jax.ShapeDtypeStruct({leaf.shape}, {leaf.dtype!r}, sharding=...)"
+        refuse(leaf, f"a {type(like).__name__}", struct if leaf.dtype else "")
     sharding = _wanted_sharding(leaf, like)
     if leaf.per_process and not getattr(sharding, "is_fully_addressable", True):
         refuse(leaf, "one array of several processes, though each keeps its own")
@@ -279,15 +279,14 @@ def match_leaf(leaf: LeafRecord, like: Any, cast: bool) -> LeafRequest:
 
 def _check_value(leaf: LeafRecord, shape: Shape, dtype: Dtype) -> None:
     """Raises TreeMismatch unless a saved Python value may come back as an array."""
-    name = name_of(dtype)
     # An int goes by value, whatever the sign of the dtype.
     is_number = leaf.kind in ("bool", "int") or (
         leaf.kind in ("float", "complex") and np.can_cast(type(leaf.value), dtype, "same_kind")
     )
     if shape or not is_number:
-        refuse(leaf, f"{name}{list(shape)}")
+        refuse(leaf, f"{name_of(dtype)}{list(shape)}")
     if not holds(dtype, leaf.value):
-        refuse(leaf, f"{name}[], which cannot hold {shown(leaf.value)}")
+        refuse(leaf, f"{name_of(dtype)}[], which cannot hold {shown(leaf.value)}")
 
 
 def _can_cast(leaf: LeafRecord, dtype: Dtype) -> bool:

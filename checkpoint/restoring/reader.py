@@ -387,8 +387,9 @@ class ItemReader:
         name = leaf.path + shape.suffix
         entry = self._headers[file].get(name)
         if entry is None:
-            report = self._item.files[file]
-            raise self._corrupt(report, f"the chunk {name!r} is not in this pack", leaf.path)
+            raise self._corrupt(
+                self._item.files[file], f"the chunk {name!r} is not in this pack", leaf.path
+            )
         if (entry.dtype, entry.shape, entry.nbytes) != shape.expected:
             dtype, sizes, _ = shape.expected
             raise self._hostile(

@@ -44,5 +44,5 @@ def renamed(item: ItemRecord, reader: ArrayReader, names: Names) -> tuple[ItemRe
     new = rename_all(names, [leaf.path for leaf in item.leaves])
     leaves = tuple(replace(leaf, path=new[leaf.path]) for leaf in item.leaves)
     tree = {"kind": "dict", "keys": list(new.values()), "nodes": list(range(len(leaves)))}
-    renamed_item = ItemRecord(item.name, item.kind, item.files, tree, leaves)
-    return renamed_item, read_by_other_paths(reader, leaves, item.leaves)
+    new_reader = read_by_other_paths(reader, leaves, item.leaves)
+    return ItemRecord(item.name, item.kind, item.files, tree, leaves), new_reader

@@ -148,10 +148,9 @@ class RestoreOptions:
         that says where leaves are to lie, and not which.
         """
         if isinstance(like, Sharding | PartitionSpec | Mesh):
-            kind = type(like).__name__
             raise TypeError(
-                f"restore: like={kind}(...): expected a tree of arrays or jax.ShapeDtypeStructs;"
-                " for one sharding of all leaves write like=jax.tree.map(lambda leaf:"
+                f"restore: like={type(like).__name__}(...): expected a tree of arrays or"
+                " jax.ShapeDtypeStructs; for one sharding of all leaves write like=jax.tree.map(lambda leaf:"
                 " jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree), with a"
                 " `tree` of structure(...)"
             )
@@ -210,8 +209,7 @@ def _restore_as_saved(
     ]
     values = iter(_read(reader, item, requests, options))
     leaves = [next(values) if is_read else None for is_read in chosen]
-    makers = leaf_makers()
-    return rebuild(item.tree, leaves, options.types, plain=options.plain, makers=makers)
+    return rebuild(item.tree, leaves, options.types, plain=options.plain, makers=leaf_makers())
 
 
 def _restore_like(reader: ArrayReader, item: ItemRecord, like: Any, options: RestoreOptions) -> Any:

@@ -193,8 +193,10 @@ class _Operation:
         try:
             view = Given.of(rule.value)
         except (TypeError, ValueError) as error:
-            what = f"rules={{{name!r}: Add({rule.value!r:.100})}}"
-            raise TypeError(f"{what}: expected what numpy makes an array of: {error}") from None
+            raise TypeError(
+                f"rules={{{name!r}: Add({rule.value!r:.100})}}: expected what numpy makes an array"
+                f" of: {error}"
+            ) from None
         _check_storable(name, view.dtype)
         path = _path(name)
         return NewLeaf(path, LeafRecord(path, "array"), view, (f"Add({name!r})",), place)
@@ -342,8 +344,10 @@ def _stacked(name: str, sources: Sequence[Matched], rule: Stack) -> NewLeaf:
         if not text.isdecimal():
             raise _Misfit(found.leaf, f"its place is {text!r}; expected a number")
         if int(text) in places:
-            other = places[int(text)].name
-            raise _Misfit(found.leaf, f"it has the place {text} of {name!r}, as {other!r} has")
+            raise _Misfit(
+                found.leaf,
+                f"it has the place {text} of {name!r}, as {places[int(text)].name!r} has",
+            )
         places[int(text)] = found.leaf
     missing = sorted(set(range(len(places))) - places.keys())
     if missing:
@@ -353,8 +357,7 @@ def _stacked(name: str, sources: Sequence[Matched], rule: Stack) -> NewLeaf:
             f"{name!r} is stacked of the places {numbers}; expected each from 0 on, and"
             f" {missing[0]} is missing",
         )
-    ordered = [places[place] for place in range(len(places))]
-    return _joined(name, ordered, rule)
+    return _joined(name, [places[place] for place in range(len(places))], rule)
 
 
 def _fused(name: str, sources: Sequence[Matched], rule: Fuse) -> NewLeaf:

@@ -164,10 +164,12 @@ def read_by_other_paths(
     reader: ArrayReader, leaves: Iterable[LeafRecord], stored: Iterable[LeafRecord]
 ) -> ViewReader:
     """Returns the reader of stored leaves that go by other paths."""
-    pairs = zip(leaves, stored, strict=True)
-    return ViewReader(
-        reader, {leaf.path: SavedArray.of(old) for leaf, old in pairs if old.grid is not None}
-    )
+    views = {
+        leaf.path: SavedArray.of(old)
+        for leaf, old in zip(leaves, stored, strict=True)
+        if old.grid is not None
+    }
+    return ViewReader(reader, views)
 
 
 def around_chunks(leaf: LeafRecord, region: Region) -> Region:

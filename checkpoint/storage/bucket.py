@@ -539,8 +539,9 @@ def _s3(bucket: str, settings: dict[str, str]) -> tuple[str, Callable[..., Any]]
     if not endpoint.startswith("http://") or host in _LOOPBACK:
         # TLS protects the payload already, and to sign it costs more than to send it.
         config = {"unsigned_payload": "true"} | config
-    provider = _profile_credentials(settings)
-    return endpoint, partial(S3Store, bucket, config=config, credential_provider=provider)
+    return endpoint, partial(
+        S3Store, bucket, config=config, credential_provider=_profile_credentials(settings)
+    )
 
 
 def _endpoint(settings: dict[str, str]) -> str:

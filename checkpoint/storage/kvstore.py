@@ -65,7 +65,7 @@ class KvStoreStorage(ObjectStorage):
             _done(future, name)
 
     def _entries(self, folder: str, *, recursive: bool) -> list[Entry]:
-        names = list(self.keys(folder))
+        names = self.keys(folder)
         if not recursive:
             names = sorted({_first_part(name, len(folder)) for name in names})
         return [Entry(name, 0 if name.endswith("/") else None) for name in names]

@@ -116,8 +116,7 @@ class ObjectStorage:
     # --- What all of them do alike
 
     def keys(self, prefix: str) -> Sequence[str]:
-        folder = prefix[: prefix.rfind("/") + 1]
-        entries = self._entries(folder, recursive=True)
+        entries = self._entries(prefix[: prefix.rfind("/") + 1], recursive=True)
         return [entry.name for entry in entries if entry.name.startswith(prefix)]
 
     def write(self, name: str, size: int, parts: Iterable[Part]) -> None:

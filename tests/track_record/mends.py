@@ -786,7 +786,7 @@ MENDS = (
         mended="2026-11-22",
         wrong="Where NFS lost the answer to a link, a writer deleted the packs of its own step.",
         file="checkpoint/storage/local.py",
-        text="if standing is not None and os.path.samestat(standing, made):",
+        text="if os.path.samestat(standing, made):",
         instead="if False:",
         found_by=f"{SAVING}/test_commit.py::test_an_error_for_our_own_link_is_a_success",
     ),
