@@ -150,9 +150,9 @@ class RestoreOptions:
         if isinstance(like, Sharding | PartitionSpec | Mesh):
             raise TypeError(
                 f"restore: like={type(like).__name__}(...): expected a tree of arrays or"
-                " jax.ShapeDtypeStructs; for one sharding of all leaves write like=jax.tree.map(lambda leaf:"
-                " jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree), with a"
-                " `tree` of structure(...)"
+                " jax.ShapeDtypeStructs; for one sharding of all leaves write like=jax.tree.map("
+                "lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),"
+                " tree), with a `tree` of structure(...)"
             )
         if self.plain and like is not None and like is not SAVED:
             raise ValueError(
