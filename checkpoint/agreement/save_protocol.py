@@ -581,7 +581,7 @@ def _read() -> Generator[Effect, Event, Found]:
         found = yield ReadRecord()
         if not isinstance(found, RecordUnreadable):
             break
-    assert isinstance(found, RecordFound | RecordAbsent | RecordUnreadable)
+    assert isinstance(found, Found)
     return found
 
 

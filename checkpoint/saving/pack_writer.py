@@ -232,10 +232,10 @@ def _join(
     new: WrittenPack,
 ) -> WrittenPack:
     """Returns the pack of the files that were linked and the new one."""
-    places = {number: place for place, number in enumerate(linked)}
+    numbers = list(linked)
     written = (replace(fate, file=len(linked)) for fate in new.chunks)
     fates = [
-        next(written) if changed else replace(fate, file=places[fate.file])
+        next(written) if changed else replace(fate, file=numbers.index(fate.file))
         for changed, fate in zip(is_changed, old.chunks, strict=True)
     ]
     return replace(new, files=(*linked.values(), *new.files), chunks=tuple(fates))
@@ -257,10 +257,10 @@ def _local_crcs(snapshot: Snapshot, packs: dict[int, WrittenPack]) -> list[int]:
         crc = 0
         for chunk in local_chunks(plan, leaf):
             if plan.process == 0:
-                of_chunk = written[leaf, chunk.name]
+                chunk_crc = written[leaf, chunk.name]
             else:
-                of_chunk = crc32c(chunk_bytes(snapshot.local[position], chunk))
-            crc = crc32c(of_chunk.to_bytes(4, "little"), crc)
+                chunk_crc = crc32c(chunk_bytes(snapshot.local[position], chunk))
+            crc = crc32c(chunk_crc.to_bytes(4, "little"), crc)
         crcs.append(crc)
     return crcs
 

@@ -302,7 +302,7 @@ class Snapshot:
                     self._in_place[pack] = copy.place + 1
                 copies[pack] = copies[pack][first:]
         self.hold(sum(copy.nbytes for of_pack in copies.values() for copy in of_pack))
-        self._await(len(self._in_place))
+        self._expect(len(self._in_place))
 
     def _plan_copies(self, chunks: Mapping[int, Sequence[_ChunkCopy]]) -> None:
         self._copies = {
@@ -310,7 +310,7 @@ class Snapshot:
             for pack, of_pack in chunks.items()
             if of_pack
         }
-        self._await(len(self._copies))
+        self._expect(len(self._copies))
 
     @property
     def copies(self) -> Iterable[_PackCopy]:
@@ -330,7 +330,7 @@ class Snapshot:
 
     def keep_on_device(self, shard: Shard) -> None:
         """Has `wait` wait for a shard: the writer copies it when its turn comes."""
-        self._await(1)
+        self._expect(1)
         shard.keep(self._one_done, self._waits)
 
     def _find(self, leaf: Any, index: int, slot: int, on_host: bool) -> Any:
@@ -360,7 +360,7 @@ class Snapshot:
         self._waits.wait(leaf)
         return np.asarray(leaf)
 
-    def _await(self, count: int) -> None:
+    def _expect(self, count: int) -> None:
         """Has `wait` wait for so many shards and packs more, each until it is `_one_done`."""
         if count:
             self._in_use += count
@@ -642,9 +642,7 @@ def host_memory_kind(device: Any) -> str | None:
     return next((kind for kind in wanted if kind in kinds), None)
 
 
-def default_host_limit_bytes(
-    arrays: Sequence[jax.Array], environment: Mapping[str, str] = os.environ
-) -> int:
+def default_host_limit_bytes(arrays: Sequence[jax.Array]) -> int:
     """Returns what a snapshot may hold on the host unless told: on GPUs 0.8 of XLA's pinned pool.
 
     Beyond the pool copies fail. It has as many GiB as XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB says, 64
@@ -652,4 +650,4 @@ def default_host_limit_bytes(
     """
     if not any(device.platform == "gpu" for array in arrays[:1] for device in array.devices()):
         return UNLIMITED_BYTES
-    return int(0.8 * float(environment.get(_POOL_VARIABLE) or _POOL_GB) * (1 << 30))
+    return int(0.8 * float(os.environ.get(_POOL_VARIABLE) or _POOL_GB) * (1 << 30))

@@ -281,16 +281,16 @@ def _step_names(root: OpenRoot) -> StepNames:
     if wanted != names and (
         options.read_only or names != PLAIN_NAMES or step_folders(root.storage, names)
     ):
-        raise _called_otherwise(root.where, names, wanted)
+        raise _called_otherwise(root, names, wanted)
     return wanted
 
 
-def _called_otherwise(where: str, names: StepNames, wanted: StepNames) -> CheckpointError:
+def _called_otherwise(root: OpenRoot, names: StepNames, wanted: StepNames) -> CheckpointError:
     return CheckpointError(
-        f"{where} calls its step 7 {names.name_of(7)}, and step_format would call it"
+        f"{root.where} calls its step 7 {names.name_of(7)}, and step_format would call it"
         f" {wanted.name_of(7)}: a root has one format for good. Leave step_format out, or choose"
         " another folder",
-        path=where,
+        path=root.where,
     )
 
 
@@ -315,7 +315,7 @@ def _settle_step_names(root: OpenRoot, names: StepNames | None) -> StepNames:
         storage.commit(STEP_NAMES, names.to_bytes(), root.writer.claim)
     found = read_step_names(storage)
     if found != names:
-        raise _called_otherwise(root.where, found, names)
+        raise _called_otherwise(root, found, names)
     return names
 
 

@@ -416,7 +416,7 @@ class Device:
         return {self}
 
 
-def test_where_devices_stage_their_arrays() -> None:
+def test_where_devices_stage_their_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPUs in pinned memory, 0.8 of XLA's pool of it; TPUs in ordinary memory, where they have it;
     others nowhere.
     """
@@ -427,12 +427,13 @@ def test_where_devices_stage_their_arrays() -> None:
     assert host_memory_kind(Device("tpu", "device", "pinned_host")) == "pinned_host"
     assert host_memory_kind(Device("METAL", "device")) is None
     gpu: Any = Device("gpu")
-    assert default_host_limit_bytes([gpu], {}) == int(0.8 * (64 << 30))
-    ten = {"XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "10"}
-    assert default_host_limit_bytes([gpu], ten) == 8 << 30
+    monkeypatch.delenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", raising=False)
+    assert default_host_limit_bytes([gpu]) == int(0.8 * (64 << 30))
+    monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "10")
+    assert default_host_limit_bytes([gpu]) == 8 << 30
     assert (
-        default_host_limit_bytes([cast(Any, Device("tpu"))], {})
-        == default_host_limit_bytes([], {})
+        default_host_limit_bytes([cast(Any, Device("tpu"))])
+        == default_host_limit_bytes([])
         == UNLIMITED_BYTES
     )
 
