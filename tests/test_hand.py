@@ -39,7 +39,7 @@ MOST: dict[str, dict[str, int]] = {
 MOST_TOKENS = {
     "coordination": 73.2,
     "multihost": 48.3,
-    "checkpoint": 196.6,
+    "checkpoint": 194.0,
     "launch": 52.4,
     "compat": 37.2,
     "web": 8.8,
