@@ -109,6 +109,14 @@ def test_a_program_in_a_third_of_the_endings(program: str, drawn: random.Random)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_goes_on_where_it_was(program: str) -> None:
+    """Half of the steps, then all of them on another number of processes. `.ci/run` has all."""
+    _see_all([run for run in draw(SEED) if (run.program, run.ending) == (program, "resumed")], HERE)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("jax", JAXES)
 @pytest.mark.parametrize("python", PYTHONS)
