@@ -57,9 +57,13 @@ class Harm:
 
 def _harmed(saved: Saved, item: str, world: World, how: str) -> Saved:
     # A file of an incremental save may have bytes that no step needs, and of a file not all is
-    # read where some leaves are wanted.
+    # read where some leaves are wanted, and nothing where no leaf has a byte.
+    settings = world.settings
     doubtful = item != HARMED_RECORD and (
-        world.settings.incremental != "no" or world.settings.read == "partial" or how == "link"
+        settings.incremental != "no"
+        or settings.read == "partial"
+        or settings.items == "empty"
+        or how == "link"
     )
     if doubtful or how == "link":
         return replace(saved, doubtful=saved.doubtful | {item})
