@@ -137,15 +137,17 @@ class StepDeleter:
         with contextlib.suppress(CheckpointError):
             data = fetch_record(storage, folder)
             if is_sealed(data):
-                return lambda: self._named_or_listed(data, folder)
+                return lambda: self._named(data, folder)
         names = list(list_files(storage, folder).packs)
         return lambda: names
 
-    def _named_or_listed(self, record: bytes, folder: str) -> list[str]:
+    def _named(self, record: bytes, folder: str) -> list[str]:
         try:
             return parse_record(record, join(self.storage.root, folder)).file_names()
-        except CheckpointError:  # its checksum is right, and what it says is nothing of ours
-            return list(list_files(self.storage, folder).packs)
+        except CheckpointError:
+            # Its checksum is right, and what it says is nothing of ours. What lies there by now may
+            # be another save's: the next sweep knows.
+            return []
 
     def _delete_files(self, folder: str, names: Sequence[str]) -> None:
         began = time.perf_counter()

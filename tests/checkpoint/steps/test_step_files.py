@@ -30,6 +30,7 @@ from holdfast.checkpoint.steps.background import BackgroundWorker
 from holdfast.checkpoint.steps.index import StepIndex
 from holdfast.checkpoint.steps.step_files import StepDeleter, delete_files
 from holdfast.checkpoint.storage.local import LocalStorage
+from holdfast.checkpoint.storage.tombstone import sealed_json
 
 
 def put(root: Path, *names: str) -> None:
@@ -70,6 +71,28 @@ def storage(tmp_path: Path) -> LocalStorage:
         for step, loss in enumerate([4, 1, 3, 2], 1):
             manager.save(step, {"w": np.full(10, step)}, metrics={"loss": loss})
     return LocalStorage(tmp_path)
+
+
+def test_what_a_strange_record_names_is_left_for_a_sweep(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
+    """Its checksum is right. Once it is gone the step may be saved anew, before what the old one
+    had is deleted: the files of the new one stay.
+    """
+    (tmp_path / "2/checkpoint.json").write_bytes(sealed_json({"format": "holdfast", "version": 99}))
+    began = threading.Event()
+    goes_on = threading.Event()
+    worker = BackgroundWorker()
+    worker.put("waiting", lambda: (began.set(), goes_on.wait(60)))
+    assert began.wait(60)
+    assert not index_of(storage, KeepLast(1), worker).remove([2])
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(5, {"w": np.zeros(3)})
+    shutil.copytree(tmp_path / "5", tmp_path / "2", dirs_exist_ok=True)
+    before = names_in(tmp_path / "2")
+    goes_on.set()
+    assert worker.wait(60)
+    assert names_in(tmp_path / "2") == before
 
 
 def test_a_record_that_stays_keeps_its_packs(
