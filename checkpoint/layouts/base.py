@@ -170,14 +170,15 @@ def read_leaves(
     batch_bytes: int = BATCH_BYTES,
     allocate: Allocate = fresh,
 ) -> Iterator[tuple[LeafRecord, HostArray]]:
-    """Returns the arrays of leaves, which are read in batches.
+    """Yields the arrays of leaves, read in batches.
 
     One leaf at a time is in memory, or several of `batch_bytes` in all.
     """
     wholes = (tuple((0, size) for size in leaf.shape) for leaf in leaves)
     wanted = (Wanted(leaf, whole, whole) for leaf, whole in zip(leaves, wholes, strict=True))
     arrays = read_in_order(reader, wanted, batch_bytes=batch_bytes, allocate=allocate)
-    return zip(leaves, arrays, strict=True)
+    for leaf in leaves:  # zip would keep the array before while the next one is read
+        yield leaf, next(arrays)
 
 
 def files_below(folder: StorePath, entries: Iterable[Entry] | None = None) -> Entries:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from holdfast.checkpoint import CheckpointManager, Json, StepNotFound, save
+from holdfast.checkpoint.layouts.base import read_leaves
 from holdfast.checkpoint.layouts.holdfast import HoldfastLayout
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.path import StorePath, open_storage
@@ -83,3 +86,23 @@ def test_objects_are_not_taken_for_cut_off() -> None:
 def test_names_of_steps(name: str, step: int | None) -> None:
     """A step's folder is its number, without zeros in front."""
     assert HoldfastLayout().step_of(name) == step
+
+
+def test_one_leaf_at_a_time_is_in_memory(tmp_path: Path) -> None:
+    """Where each fills a batch: the one before is let go of before the next is read."""
+    save(tmp_path, {name: np.full(100, number) for number, name in enumerate("abcd")})
+    checkpoint = HoldfastLayout().open(StorePath(open_storage(tmp_path)))
+    made: list[Any] = []
+
+    def allocate(nbytes: int) -> Any:
+        assert not [memory for memory in made if memory() is not None]
+        memory = np.empty(nbytes, np.uint8)
+        made.append(weakref.ref(memory))
+        return memory
+
+    leaves = checkpoint.item("state").leaves
+    for _, array in read_leaves(
+        checkpoint.reader("state"), leaves, batch_bytes=1, allocate=allocate
+    ):
+        del array
+    assert len(made) == 4
