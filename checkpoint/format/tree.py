@@ -114,6 +114,15 @@ def is_key(leaf: Any) -> bool:
     return not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def stored_form(array: jax.Array) -> tuple[str, str, jax.Array]:
+    """Returns the kind of an array as a leaf, the implementation of its keys ("" for what is no
+    keys), and the array that is written.
+    """
+    if not is_key(array):
+        return "array", "", array
+    return "key", str(jax.random.key_impl(array)), jax.random.key_data(array)
+
+
 def flatten(tree: Any) -> tuple[list[Any], PyTreeDef]:
     """Returns leaves and treedef.
 

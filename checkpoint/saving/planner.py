@@ -19,7 +19,7 @@ from ..errors import UnsupportedLeaf, leaf_at
 from ..format.grid import Shape
 from ..format.json_state import Json
 from ..format.own_files import Files
-from ..format.tree import VALUE_TYPES, FlatTree, is_key, paused_gc, type_name
+from ..format.tree import VALUE_TYPES, FlatTree, is_key, paused_gc, stored_form, type_name
 from .plan import Leaf, Plan, ShardPlacement, make_plan
 from .record_builder import check_plan
 
@@ -121,12 +121,7 @@ class Planner:
         return replace(leaf, shape=(self._count, *leaf.shape), placement=rows, per_process=True)
 
     def _jax_leaf(self, path: str, leaf: jax.Array, *, local: bool) -> Leaf:
-        kind = "array"
-        impl = ""
-        if is_key(leaf):
-            kind = "key"
-            impl = str(jax.random.key_impl(leaf))
-            leaf = jax.random.key_data(leaf)
+        kind, impl, leaf = stored_form(leaf)
         placement = sharding = None
         if not local or not leaf.is_fully_addressable:
             placement, sharding = self._placement(path, leaf)

@@ -22,7 +22,7 @@ from ...format.grid import Grid, Shape
 from ...format.limits import copy_json
 from ...format.record import LeafRecord
 from ...format.tree import VALUE_TYPES as PYTHON_TYPES
-from ...format.tree import is_key
+from ...format.tree import stored_form
 from ...saving.planner import check_leaf
 from ..base import array_record
 from . import metadata as orbax
@@ -79,12 +79,7 @@ def live_leaf(path: str, value: Any) -> tuple[LeafRecord, Any]:
 
 
 def _live_array(path: str, value: jax.Array) -> tuple[LeafRecord, jax.Array]:
-    kind = "array"
-    impl = ""
-    if is_key(value):
-        kind = "key"
-        impl = str(jax.random.key_impl(value))
-        value = jax.random.key_data(value)
+    kind, impl, value = stored_form(value)
     leaf = array_record(path, kind, value.shape, value.dtype.name)
     return replace(leaf, impl=impl, sharding=describe_sharding(value.sharding, value.ndim)), value
 
