@@ -153,7 +153,9 @@ class _PackWriter:
         """Writes chunks of a pack as one new file, durably; `age` is its number in the history."""
         number = pack * NAMES + age if self._is_incremental else pack
         name = pack_name(self._plan.process, number, self._target.save_id)
-        sums = ChunkSums(self._snapshot.checksums_of(pack), with_digests=self._is_incremental)
+        # Those of a copy are by the places of all chunks: a later file of a pack has some alone.
+        known = {} if self._is_incremental else self._snapshot.checksums_of(pack)
+        sums = ChunkSums(known, with_digests=self._is_incremental)
         if self._target.storage.posix is None:
             parts = _head_first(pack_parts(planned, shards, sums, SENT_BYTES))
         else:
@@ -232,12 +234,13 @@ def _join(
     new: WrittenPack,
 ) -> WrittenPack:
     """Returns the pack of the files that were linked and the new one."""
-    numbers = list(linked)
-    written = (replace(fate, file=len(linked)) for fate in new.chunks)
-    fates = [
-        next(written) if changed else replace(fate, file=numbers.index(fate.file))
-        for changed, fate in zip(is_changed, old.chunks, strict=True)
-    ]
+    places = {number: place for place, number in enumerate(linked)}
+    written = iter(new.chunks)
+    fates = []
+    for changed, fate in zip(is_changed, old.chunks, strict=True):
+        place = len(linked) if changed else places[fate.file]
+        found = next(written) if changed else fate
+        fates.append(ChunkFate(place, found.crc, found.digest))
     return replace(new, files=(*linked.values(), *new.files), chunks=tuple(fates))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from crc32c import crc32c
 from jax.sharding import SingleDeviceSharding
 
 from holdfast.checkpoint import SaveCancelled
@@ -24,7 +26,7 @@ from holdfast.checkpoint.memory.levels import UNLIMITED_BYTES
 from holdfast.checkpoint.memory.pool import MemoryPool
 from holdfast.checkpoint.saving import plan as plans
 from holdfast.checkpoint.saving import snapshot as snapshots
-from holdfast.checkpoint.saving.incremental import Unmoved
+from holdfast.checkpoint.saving.incremental import SaveHistory, Unmoved
 from holdfast.checkpoint.saving.item_files import ItemTarget
 from holdfast.checkpoint.saving.pack_writer import ChunkSums, pack_parts, plan_pack, write_snapshot
 from holdfast.checkpoint.saving.planner import Planner
@@ -560,3 +562,25 @@ def test_an_array_of_two_leaves_is_waited_for_once() -> None:
     assert not snapshot.wait(0)
     assert all((shard.get() == 1).all() for shard in shards)
     assert snapshot.wait(0)
+
+
+def test_what_a_copy_has_summed_is_of_no_later_file(tmp_path: Path) -> None:
+    """The checksums of a copy are by the places of all chunks of a pack. A later file of the pack
+    has those chunks that have changed.
+    """
+    known = SaveHistory()
+    for number in range(2):
+        tree = FlatTree.of({"a": np.zeros(1 << 19, "f4"), "b": np.full(1 << 19, number, "f4")})
+        snapshot = take_snapshot(Planner().plan(tree), tree, copies_later=True)
+        begin_copies([snapshot])
+        target = ItemTarget(LocalStorage(tmp_path), f"{number}", "state", "ab12cd34")
+        write_snapshot(snapshot, target, history=known)
+        known.end(committed=True)
+    for path in (tmp_path / "1/state").iterdir():
+        data = path.read_bytes()
+        start = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:start])
+        sums = header.pop("__metadata__")["crc32c"]
+        places = sorted(entry["data_offsets"] for entry in header.values())
+        found = [data[start + at : start + end] for at, end in places]
+        assert sums == "".join(f"{crc32c(chunk):08x}" for chunk in found)
