@@ -178,14 +178,16 @@ class Patience:
         """
         began = self.clock()
         end = min(began + self.limit_s, self.end_s)
+        bound_s = FIRST_PAUSE_S
         tries = 0
         while True:
             try:
                 return attempt(max(0.001, end - self.clock()))
             except Busy as busy:
                 fault = busy.fault
-                pause_s = min(FIRST_PAUSE_S * 2**tries, LONGEST_PAUSE_S) * self.random()
                 tries += 1
+                pause_s = bound_s * self.random()
+                bound_s = min(2 * bound_s, LONGEST_PAUSE_S)
                 if not fault.is_connected:
                     end = min(end, began + CONNECT_LIMIT_S)
                 if self.clock() + pause_s >= end:
