@@ -1,4 +1,6 @@
-"""Which machine this is, and which file system a folder is on, by the kernel's table of mounts."""
+"""Which machine this is, and which file system a folder is on, by the kernel's table of mounts; and
+who has a number of a process.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,19 @@ def _read_id(file: Path) -> str:
 
 
 boot_id()  # now: a process that lacks descriptors later would take itself for another machine's
+
+
+def birth_of(pid: int) -> str:
+    """Returns when a process started, in the kernel's ticks: "" where it has ended, also where
+    nobody has waited for it (as in containers without an init), or this system does not say.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    state = fields[0]
+    return "" if state in "ZX" else fields[19]
 
 
 class Mount(NamedTuple):

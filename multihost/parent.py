@@ -12,6 +12,8 @@ import socket
 import struct
 from contextlib import suppress
 
+from holdfast.coordination.mounts import birth_of
+
 from .errors import failed_start
 from .spec import ProcessSpec, place_of
 
@@ -23,7 +25,7 @@ def mark_children(spec: ProcessSpec) -> None:
     """Has the children that this process starts from now on know who it is."""
     pid = os.getpid()
     # The pid may be another's later.
-    os.environ[_MARK] = json.dumps([pid, _born(pid), place_of(spec)])
+    os.environ[_MARK] = json.dumps([pid, birth_of(pid), place_of(spec)])
 
 
 def unmark_children() -> None:
@@ -38,7 +40,7 @@ def joined_parent(spec: ProcessSpec) -> int | None:
     with suppress(ValueError, TypeError):  # not ours
         pid, born, place = json.loads(os.environ.get(_MARK) or "null")
         # A program that replaces itself (exec) keeps its pid and its environment.
-        if pid != os.getpid() and "" != born == _born(pid) and place == place_of(spec):
+        if pid != os.getpid() and "" != born == birth_of(pid) and place == place_of(spec):
             return int(pid)
     return None
 
@@ -74,16 +76,3 @@ def peer_pid(connection: socket.socket) -> int:
     size = struct.calcsize(_CREDENTIALS)
     said = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     return int(struct.unpack(_CREDENTIALS, said)[0])
-
-
-def _born(pid: int) -> str:
-    """Returns when a process started, in the kernel's ticks: "" where it has ended, or this system
-    does not say.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    state = fields[0]
-    return "" if state in "ZX" else fields[19]

@@ -28,7 +28,7 @@ from ..address import connect
 from ..credentials import Credentials
 from ..diagnosis.verdict import BY_LAUNCHER
 from ..errors import CoordinationError
-from ..mounts import boot_id
+from ..mounts import birth_of, boot_id
 
 _LONGEST_BASE = 51  # bytes: a socket's path has at most 107
 _CONNECT_TIMEOUT_S = 2.0
@@ -58,7 +58,7 @@ def working_folder() -> str:
 @dataclass(frozen=True)
 class RunningJob:
     """A job whose coordinator was started on this machine: its address, and the number of its
-    process here.
+    process here, which `born` tells from a later one of that number.
 
     `command` and `folder` are its launcher's, `unix_s` is when this attempt began: of who makes
     this value, unless they are given. A coordinator that is `waiting` is for an attempt to come.
@@ -72,6 +72,7 @@ class RunningJob:
     folder: str = field(default_factory=working_folder)
     unix_s: float = field(default_factory=time.time)
     waiting: bool = False
+    born: str = field(default="", compare=False)
 
     @property
     def runs(self) -> bool:
@@ -79,13 +80,8 @@ class RunningJob:
 
         In another PID namespace its process has another number. An unclear answer is a yes.
         """
-        try:
-            os.kill(self.pid, 0)
-        except OSError:  # ended, and its number maybe another user's by now
-            return self._answers()
-        return True
-
-    def _answers(self) -> bool:
+        if _lives(self):
+            return True
         try:
             connect(self.address, _CONNECT_TIMEOUT_S).close()
         except (ConnectionRefusedError, FileNotFoundError, ValueError):
@@ -185,6 +181,7 @@ class LaunchedJob:
     exit_code: int | None = None
     command: str = field(default_factory=_own_command)
     folder: str = field(default_factory=working_folder)
+    born: str = field(default="", compare=False)
 
     @property
     def how(self) -> str:
@@ -214,8 +211,12 @@ class LaunchedJob:
 def _write(path: Path, job: RunningJob | LaunchedJob) -> None:
     """Writes a file of JSON, which is whole from the first look on."""
     whole = path.with_name(f".{path.name}")
-    whole.write_text(json.dumps(asdict(job)))
+    whole.write_text(json.dumps(asdict(job) | {"born": birth_of(job.pid)}))
     whole.replace(path)
+
+
+def _lives(job: RunningJob | LaunchedJob) -> bool:
+    return "" != job.born == birth_of(job.pid)
 
 
 def digest_of(job_id: str) -> str:
@@ -246,11 +247,11 @@ def _read_launched(path: Path) -> LaunchedJob | None:
     text = path.read_text()
     try:
         job = LaunchedJob(**json.loads(text))
-        if job.ended_unix_s is None:
-            os.kill(job.pid, 0)
-    except (OSError, ValueError, TypeError):
+    except (ValueError, TypeError):
         return None
-    return job if time.time() - (job.ended_unix_s or math.inf) < _ENDED_KEPT_S else None
+    if job.ended_unix_s is None:
+        return job if _lives(job) else None
+    return job if time.time() - job.ended_unix_s < _ENDED_KEPT_S else None
 
 
 def user_folder(*, create: bool = False) -> Path:

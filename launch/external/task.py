@@ -23,6 +23,7 @@ from typing import Any
 
 from holdfast.coordination import CoordinationError, Relay, StatusClient
 from holdfast.coordination.address import address_towards, own_host
+from holdfast.coordination.mounts import birth_of
 from holdfast.coordination.process.job_folder import digest_of, user_folder
 from holdfast.multihost import ProcessSpec, StartupFailed, StartupTimeout
 from holdfast.multihost.start.launchers import ClusterEnv, detect
@@ -241,7 +242,7 @@ def _relay(
 
 
 def _relays(published: dict[str, Any]) -> bool:
-    return Path(f"/proc/{published['pid']}").exists()
+    return birth_of(published["pid"]) != ""
 
 
 def _remove_left(folder: Path) -> None:

@@ -214,15 +214,16 @@ def test_status_of_nobody_says_what_was_tried(address: str, why: str) -> None:
 
 
 @pytest.mark.parametrize("address", [["unix:/nonexistent/socket"], []])
-def test_a_watch_prints_each_object_in_a_line(address: list[str], tmp_path: Path) -> None:
+def test_a_watch_prints_each_object_in_a_line(address: list[str]) -> None:
     """The last too, which says why it ends: whoever reads lines of JSON can read all of them."""
-    done = subprocess.run(
-        holdfast("status", *address, "--watch", "--json", "--timeout-s=0.1"),
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        done = subprocess.run(
+            holdfast("status", *address, "--watch", "--json", "--timeout-s=0.1"),
+            env=os.environ | {"TMPDIR": base},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     (line,) = done.stdout.splitlines()
     assert json.loads(line)["exit_code"] == done.returncode == 3
 

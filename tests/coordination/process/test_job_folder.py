@@ -49,7 +49,8 @@ def test_a_published_job_is_found(base: Path) -> None:
     ]
     assert folder.job() is None
     folder.publish(job := RunningJob("train", 2, folder.socket, os.getpid()))
-    assert [each.job() for each in job_folders()] == [job] and job.runs
+    (published,) = (each.job() for each in job_folders())
+    assert published == job and published.runs
     folder.remove()
     assert job_folders() == []
 
@@ -85,6 +86,43 @@ def test_the_folders_of_the_dead_go(base: Path) -> None:
     living = JobFolder.create()
     making = JobFolder.create()
     assert {folder.path for folder in job_folders()} == {living.path, making.path}
+
+
+@pytest.fixture
+def killed(base: Path) -> Iterator[tuple[JobFolder, subprocess.Popen[bytes]]]:
+    """The folder of a process that is a zombie by now, where its launcher has left word too."""
+    with subprocess.Popen(["sleep", "600"]) as child:
+        folder = JobFolder.create()
+        folder.publish(RunningJob("../run 7", 1, folder.socket, child.pid))
+        launched(child.pid).leave()
+        job = folder.job()
+        assert job is not None and job.runs and launched_jobs() == [launched(child.pid)]
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        yield folder, child
+
+
+def test_nobody_has_to_wait_for_the_dead(killed: tuple[JobFolder, subprocess.Popen[bytes]]) -> None:
+    """Without an init, as in many containers, they stay zombies."""
+    folder, child = killed
+    job = folder.job()
+    assert job is not None and not job.runs and folder.is_left()
+    assert launched_jobs() == []
+    child.wait(30)
+
+
+def test_a_number_may_be_another_processs_later(base: Path) -> None:
+    """Of a machine with few numbers, or after weeks."""
+    folder = JobFolder.create()
+    folder.publish(RunningJob("../run 7", 1, folder.socket, os.getpid()))
+    launched(os.getpid()).leave()
+    for file in (folder.path / "job", *user_folder().glob("launched-*")):
+        text = file.read_text()
+        former = text.replace('"born": "', '"born": "7')
+        assert former != text
+        file.write_text(former)
+    assert folder.is_left()
+    assert launched_jobs() == []
 
 
 def test_a_coordinator_of_another_namespace_stays(base: Path) -> None:

@@ -382,14 +382,20 @@ def test_whose_relay_is_missing_is_named(
     settings = task.TaskSettings(coordinator="127.0.0.1:1", secrets_dir=tmp_path)
     with pytest.raises(StartupTimeout, match="process 2 has not published the relay of this node"):
         task.run_task(["true"], SLURM | {"SLURM_GTIDS": "2,3"}, settings)
-    # That of a node whose processes were all killed goes with the next start.
+    # That of a node whose processes were all killed goes with the next start, whether or not
+    # somebody has waited for it.
     folder = user_folder()
-    write_files(folder, {"relay-old.1.n": json.dumps({"relay": "unix:/x", "pid": 1 << 22})})
+    zombie = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    for number, pid in enumerate((1 << 22, zombie.pid)):
+        left = json.dumps({"relay": "unix:/x", "pid": pid})
+        write_files(folder, {f"relay-old.{number}.n": left})
     given = ("--coordinator", "127.0.0.1:1", "--secrets", str(tmp_path))
     options = (*given, "--job-id", "a/b", "--", "true")
     alone = SLURM | {"SLURM_GTIDS": "3", "SLURM_LOCALID": "0"}
     done = run_task(*options, **alone, TMPDIR=str(short_path))
     assert (done.returncode, [*folder.glob("relay-*")]) == (0, []), done.stderr
+    zombie.wait(30)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ SIGCHLD to what Python's own waiting for children does not survive.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(290), pytest.mark.filterwarn
 if os.environ.get("CI") != "true":
     need("ray", "make slow-libraries")
 
+_PR_SET_CHILD_SUBREAPER = 36
 ENDS = """
 import os, signal, sys
 print("SIGCHLD", signal.getsignal(signal.SIGCHLD))
@@ -39,6 +41,8 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     yield fleet
     fleet.close()
+    # Ray had this process adopt orphans, which nobody here would wait for.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def test_how_a_process_ended_is_known(fleet: Fleet) -> None:
