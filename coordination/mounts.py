@@ -35,14 +35,14 @@ boot_id()  # now: a process that lacks descriptors later would take itself for a
 def birth_of(pid: int) -> str:
     """Returns when a process started, in the kernel's ticks: "" where it has ended, also where
     nobody has waited for it (as in containers without an init), or this system does not say.
+    Raises OSError where it cannot be read now.
     """
     try:
-        with open(f"/proc/{pid}/stat", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
         return ""
-    state = fields[0]
-    return "" if state in "ZX" else fields[19]
+    state, *fields = text.rpartition(")")[2].split()
+    return "" if state in "ZX" else fields[18]
 
 
 class Mount(NamedTuple):

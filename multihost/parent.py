@@ -24,8 +24,9 @@ _CREDENTIALS = "3i"  # of a process at a socket: pid, user, group
 def mark_children(spec: ProcessSpec) -> None:
     """Has the children that this process starts from now on know who it is."""
     pid = os.getpid()
-    # The pid may be another's later.
-    os.environ[_MARK] = json.dumps([pid, birth_of(pid), place_of(spec)])
+    with suppress(OSError):  # no descriptor is free
+        # The pid may be another's later.
+        os.environ[_MARK] = json.dumps([pid, birth_of(pid), place_of(spec)])
 
 
 def unmark_children() -> None:
@@ -37,7 +38,7 @@ def joined_parent(spec: ProcessSpec) -> int | None:
     """Returns the pid of the process that has started this one, directly or by others, after it had
     joined its job as what `spec` says. None where there is none, or it has ended.
     """
-    with suppress(ValueError, TypeError):  # not ours
+    with suppress(ValueError, TypeError, OSError):  # not ours, or nothing is known
         pid, born, place = json.loads(os.environ.get(_MARK) or "null")
         # A program that replaces itself (exec) keeps its pid and its environment.
         if pid != os.getpid() and "" != born == birth_of(pid) and place == place_of(spec):

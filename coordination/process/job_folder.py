@@ -80,14 +80,13 @@ class RunningJob:
 
         In another PID namespace its process has another number. An unclear answer is a yes.
         """
-        if _lives(self):
-            return True
         try:
-            connect(self.address, _CONNECT_TIMEOUT_S).close()
+            if not _lives(self):
+                connect(self.address, _CONNECT_TIMEOUT_S).close()
         except (ConnectionRefusedError, FileNotFoundError, ValueError):
             return False
         except OSError:
-            return True
+            pass
         return True
 
 
@@ -216,7 +215,13 @@ def _write(path: Path, job: RunningJob | LaunchedJob) -> None:
 
 
 def _lives(job: RunningJob | LaunchedJob) -> bool:
-    return "" != job.born == birth_of(job.pid)
+    if job.born:
+        return job.born == birth_of(job.pid)
+    try:
+        os.kill(job.pid, 0)  # a system without births
+    except OSError:
+        return False
+    return True
 
 
 def digest_of(job_id: str) -> str:
@@ -249,9 +254,9 @@ def _read_launched(path: Path) -> LaunchedJob | None:
         job = LaunchedJob(**json.loads(text))
     except (ValueError, TypeError):
         return None
-    if job.ended_unix_s is None:
-        return job if _lives(job) else None
-    return job if time.time() - job.ended_unix_s < _ENDED_KEPT_S else None
+    ended_s = job.ended_unix_s
+    is_kept = _lives(job) if ended_s is None else time.time() - ended_s < _ENDED_KEPT_S
+    return job if is_kept else None
 
 
 def user_folder(*, create: bool = False) -> Path:
