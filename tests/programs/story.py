@@ -29,6 +29,11 @@ _JAX_AT_EXIT = re.compile(
     r'(?:\1  File ".*/jax/.*\n(?:\1(?:    .*)?\n)*)+\1KeyboardInterrupt.*$',
     re.MULTILINE,
 )
+# One that comes before its first line meets the interpreter, which begins.
+_PYTHON_AT_START = re.compile(
+    r"^((?:\[\d+\] )?)Fatal Python error: init_\w+: .*\n(?:.*\n)*?\1KeyboardInterrupt$",
+    re.MULTILINE,
+)
 _CAUSED = ("The above exception was", "During handling of the above")
 # What a program's own call may raise where another process is gone.
 _OF_LOSS = "Gloo|ProcessLost|SaveFailed|CheckpointError|is lost|is gone|is over"
@@ -250,7 +255,7 @@ def _tracebacks(part: Part, program: str) -> Iterator[str]:
     own_errors = "KeyboardInterrupt" if is_interrupted else _OF_LOSS
     for name, text in logs.items():
         if is_interrupted:
-            text = _JAX_AT_EXIT.sub("", text)
+            text = _PYTHON_AT_START.sub("", _JAX_AT_EXIT.sub("", text))
         for lines in _streams(text):
             for traceback in _tracebacks_in(lines):
                 own = f"{program}.py" in traceback

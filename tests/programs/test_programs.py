@@ -99,6 +99,33 @@ def test_a_ctrl_c_before_a_calls_first_line_is_the_programs_own(tmp_path: Path) 
     assert [each for each in told if each.endswith("OSError")]
 
 
+def test_a_ctrl_c_before_a_programs_first_line_is_the_interpreters(tmp_path: Path) -> None:
+    """It may import its site still. What else is fatal to it, and any other process's, is told."""
+    run = replace(draw(SEED)[0], program="plain_jax", ending="interrupted", shape="together")
+    story = Story(Runner(run, HERE, tmp_path))
+    trace = "\n".join(
+        [
+            "holdfast: attempt 1, coordinator at unix:c",
+            "[1] Fatal Python error: init_import_site: Failed to import the site module",
+            "[1] Python runtime state: initialized",
+            "[1] Traceback (most recent call last):",
+            '[1]   File "<frozen site>", line 609, in main',
+            "[0] step 1 loss 1.0",
+            '[1]   File "/lib/python3.11/enum.py", line 184, in <module>',
+            "[1]     class property(DynamicClassAttribute):",
+            "[1] KeyboardInterrupt",
+        ]
+    )
+
+    def told(log: str) -> str:
+        part = Part([], tmp_path, 40, True, code=130, log=log, sent=["SIGINT to the program"])
+        return "\n".join(story.contradictions(part, story.listen(part)))
+
+    assert "traceback" not in told(trace) and "Fatal" not in told(trace)
+    for lie in (trace.replace("KeyboardInterrupt", "OSError"), trace.replace("init_", "Bus ")):
+        assert "traceback" in told(lie) and "Fatal" in told(lie)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -178,7 +178,12 @@ class Core:
         value = self.machine.keys.values.get(KEY, b"")
         peer.down(lambda: serve(value))
 
-    def put(self, request: Request) -> None:
+    def put(self, peer: Peer, request: Request) -> None:
+        """Takes a write: what its process sent through a relay that it has left since may come
+        after its next write, and would undo that.
+        """
+        if self._peers.get(request.task_id) is not peer:
+            return
         self.machine.keys.insert(self._call(request), KEY, request.value, True)
         self.flush()
 
@@ -191,7 +196,7 @@ class Core:
         self.flush()
         if self.machine.task_table.version > self._sent_version:
             self._sent_version = self.machine.task_table.version
-            for peer in set(self._peers.values()):
+            for peer in dict.fromkeys(self._peers.values()):  # in one order, of each seed
                 self._table(peer)
 
     def ping(self, peer: Peer) -> None:
@@ -304,7 +309,7 @@ class Peer:
         if request is None:
             self._to(key, client.echoed)
         elif request.method == "set":
-            self.up(lambda: self.tree.core.put(request))
+            self.up(lambda: self.tree.core.put(self, request))
         elif request.method == "get":
             self._get(request)
         else:
