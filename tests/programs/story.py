@@ -31,7 +31,7 @@ _JAX_AT_EXIT = re.compile(
 )
 # One that comes before its first line meets the interpreter, which begins.
 _PYTHON_AT_START = re.compile(
-    r"^((?:\[\d+\] )?)Fatal Python error: init_\w+: .*\n(?:.*\n)*?\1KeyboardInterrupt$",
+    r"^((?:\[\d+\] )?)Fatal Python error: init_\w+: .*\n(?:\1.*\n)*?\1KeyboardInterrupt$",
     re.MULTILINE,
 )
 _CAUSED = ("The above exception was", "During handling of the above")
