@@ -43,7 +43,6 @@ from ..steps.step_files import delete_files
 from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.retries import until
-from ..storage.steady_time import steady_time_s
 from .cast import SaveDtype, cast_tree, is_refused
 from .incremental import SaveHistory, Unmoved, link_unmoved
 from .item_files import ItemTarget
@@ -168,10 +167,13 @@ class OneSave:
     reports_step: bool = False  # to the launcher, once it is saved
     # for files that cannot be deleted yet; without it they are left to a sweep
     worker: BackgroundWorker | None = None
-    started_s: float = field(default_factory=steady_time_s)  # Unix time, for the record
-    began: float = field(default_factory=time.monotonic)  # what the save's time is counted from
+    started_s: float = 0.0  # Unix time, for the record
+    began: float = 0.0  # what the save's time is counted from
     cancellation: Cancellation = field(default_factory=Cancellation)
     waits: ArrayWaits = field(default_factory=ArrayWaits)
+
+    def __post_init__(self) -> None:
+        self.begin()
 
     @property
     def step(self) -> int:
@@ -281,7 +283,7 @@ class OneSave:
 
     def begin(self) -> None:
         """Begins its time, anew where it has waited for the save before."""
-        self.started_s = steady_time_s()
+        self.started_s = self.root.clock.now_s()
         self.began = time.monotonic()
 
     def stand(self, place: Position, *, may_miss: bool) -> None:

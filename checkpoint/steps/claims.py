@@ -26,7 +26,7 @@ from holdfast.coordination import Fenced
 from holdfast.multihost.group.runtime import launched_spec
 
 from ..format.limits import MALFORMED
-from ..storage.steady_time import steady_time_s
+from ..storage.steady_time import PROCESS_CLOCK
 
 FOLDER = ".holdfast"
 FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
@@ -70,7 +70,7 @@ def this_writer() -> Writer:
         secrets.token_hex(4),
         host=socket.gethostname(),
         pid=os.getpid(),
-        renewed_s=steady_time_s(),
+        renewed_s=PROCESS_CLOCK.now_s(),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
@@ -15,7 +14,7 @@ from ..options import DAY_S
 from ..storage.base import Storage
 from ..storage.path import join
 from ..storage.retries import until
-from ..storage.steady_time import steady_time_s
+from ..storage.steady_time import PROCESS_CLOCK
 from ..storage.tombstone import (
     RECORD_NAME,
     TOMBSTONE,
@@ -49,7 +48,7 @@ class ObjectClaims:
         self._storage = storage
         self._values = storage.conditions
         self.age_s = claim_age_s
-        # When each claim of this process was taken or renewed, by the monotonic clock.
+        # When each claim of this process was taken or renewed, by the process's clock.
         self._renewed: dict[str, float] = {} if renewed is None else renewed
 
     def until(self, end_s: float) -> ObjectClaims:
@@ -70,7 +69,7 @@ class ObjectClaims:
                 self._check_conditions()
                 _honour_conditions.add(self._values.bucket)
             self._values.put(_name(writer.id), json.dumps(asdict(writer)).encode())
-            self._renewed[writer.id] = time.monotonic()
+            self._renewed[writer.id] = PROCESS_CLOCK.now_s()
         except OSError as error:
             raise CheckpointError(
                 f"cannot write a checkpoint in {self._storage.root}: {error}; expected a bucket"
@@ -108,15 +107,16 @@ class ObjectClaims:
         )
 
     def _renew(self, writer: Writer) -> None:
-        if time.monotonic() - self._renewed[writer.id] < self.age_s / 20:
+        now_s = PROCESS_CLOCK.now_s()
+        if now_s - self._renewed[writer.id] < self.age_s / 20:
             return
         name = _name(writer.id)
         claim, generation = self._values.get(name)
         # Only over the claim that was read: a claim that was fenced meanwhile must stay away.
         if claim is not None:
-            renewed = replace(writer, renewed_s=steady_time_s())
+            renewed = replace(writer, renewed_s=now_s)
             self._values.put(name, json.dumps(asdict(renewed)).encode(), generation)
-        self._renewed[writer.id] = time.monotonic()
+        self._renewed[writer.id] = now_s
 
     def others(self, me: str) -> list[tuple[Writer, bool]]:
         """Reads the other claims; one that was not renewed for long counts as dead."""
@@ -125,7 +125,7 @@ class ObjectClaims:
             data, _ = self._values.get(_name(writer_id))
             if data is not None:
                 writer = parse_writer(data, writer_id)
-                others.append((writer, steady_time_s() - writer.renewed_s > self.age_s))
+                others.append((writer, PROCESS_CLOCK.now_s() - writer.renewed_s > self.age_s))
         return others
 
     def fence(self, writer_id: str) -> None:

@@ -34,6 +34,7 @@ from ..memory.budget import ALONE, MemoryBudget, Sharers
 from ..options import Options
 from ..storage.base import NameTaken, Storage
 from ..storage.retries import until
+from ..storage.steady_time import SteadyClock
 from .claims import FOLDER, FULL_ERRORS, Claims, Writer, launched_writer
 from .garbage import fence_others, sweep_files, sweep_step
 from .left_behind import Identify, Mark, identify_own, left_among, read_marks
@@ -107,6 +108,7 @@ class OpenRoot:
     writer: Writer
     listing: Listing = Listing()
     sharers: Sharers = ALONE
+    clock: SteadyClock = field(default_factory=SteadyClock)
 
     @property
     def memory(self) -> MemoryBudget:

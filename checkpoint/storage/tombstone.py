@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from crc32c import crc32c
-
-from .steady_time import steady_time_s
 
 RECORD_NAME = "checkpoint.json"
 
@@ -49,7 +48,7 @@ _FENCED_MEMBER = re.compile(rb',"fenced":\[[0-9a-f",]*\]$')
 
 def tombstone(writers: set[str]) -> bytes:
     """Returns what stops the commits of writers where no record is."""
-    members = json.dumps({"fenced": sorted(writers), "since_s": steady_time_s()}).encode()
+    members = json.dumps({"fenced": sorted(writers), "since_s": time.time()}).encode()
     return TOMBSTONE + b"," + members[1:]
 
 
@@ -75,6 +74,4 @@ def fenced_writers(value: bytes) -> set[str]:
             return set(json.loads(value)["fenced"])
         return set()
     member = _FENCED_MEMBER.search(body_of(value))
-    if member is None:
-        return set()
-    return set(json.loads(member[0].removeprefix(b',"fenced":')))
+    return set(json.loads(member[0].removeprefix(b',"fenced":'))) if member else set()

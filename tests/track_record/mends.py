@@ -300,7 +300,7 @@ MENDS = (
         mended="2026-11-23",
         wrong="A clock that was set ahead made the claims of living writers look dead.",
         file="checkpoint/steps/object_claims.py",
-        text="steady_time_s() - writer.renewed_s > self.age_s",
+        text="PROCESS_CLOCK.now_s() - writer.renewed_s > self.age_s",
         instead="time.time() - writer.renewed_s > self.age_s",
         found_by=f"{STEPS}/test_object_claims.py::test_a_clock_that_jumps_takes_no_claim",
     ),

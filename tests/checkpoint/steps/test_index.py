@@ -32,7 +32,6 @@ from holdfast.checkpoint.step_catalog import StepCatalog
 from holdfast.checkpoint.steps.background import BackgroundWorker
 from holdfast.checkpoint.steps.index import StepIndex
 from holdfast.checkpoint.steps.step_files import StepDeleter
-from holdfast.checkpoint.storage import steady_time
 from holdfast.checkpoint.storage.local import LocalStorage
 from holdfast.checkpoint.storage.tombstone import sealed_json
 from holdfast.multihost import Group
@@ -194,10 +193,9 @@ def test_a_clock_that_jumps_deletes_nothing(
                 monkeypatch.setattr(time, "time", lambda jump=jump: clock() + jump)
                 manager.save(len(jumps) * life + number, tree(0)).wait()
             assert manager.all_steps() == list(range(len(jumps) * (life + 1)))
-    # Of a process whose clock was ahead when it began, then of one whose clock is right again.
-    right_s = steady_time._OFFSET_S
-    for step, offset_s in ((8, right_s + YEAR_S), (9, right_s), (10, right_s)):
-        monkeypatch.setattr(steady_time, "_OFFSET_S", offset_s)
+    # Of one whose clock was ahead when it opened, then of some whose clock is right again.
+    for step, ahead_s in ((8, YEAR_S), (9, 0), (10, 0)):
+        monkeypatch.setattr(time, "time", lambda ahead_s=ahead_s: clock() + ahead_s)
         with CheckpointManager(tmp_path, keep_policy=KeepLatestFor(2 * YEAR_S)) as manager:
             manager.save(step, tree(0)).wait()
     with CheckpointManager(tmp_path, keep_policy=KeepLatestFor(86400)) as manager:

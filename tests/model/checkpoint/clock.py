@@ -40,16 +40,15 @@ def watch_policies() -> None:
     from holdfast.checkpoint.storage import steady_time
 
     class Shifted:
+        time = staticmethod(time.time)
+
         @staticmethod
         def monotonic() -> float:
             return time.monotonic() + CLOCK.true_s
 
+        @staticmethod
+        def clock_gettime(clock: int) -> float:
+            return time.clock_gettime(clock) + CLOCK.true_s
+
     scheduler.time = Shifted  # type: ignore[assignment]
     steady_time.time = Shifted  # type: ignore[assignment]
-
-
-def begin_process() -> None:
-    """Has holdfast read the clock as a process does when it begins; it goes on steadily then."""
-    from holdfast.checkpoint.storage import steady_time
-
-    steady_time._OFFSET_S = time.time() - CLOCK.true_s - time.monotonic()

@@ -31,7 +31,7 @@ from holdfast.checkpoint.storage.tombstone import RECORD_NAME
 from holdfast.multihost import Group, Solo
 from tests.support.checkpointing import groups
 
-from .clock import CLOCK, Clock, begin_process
+from .clock import CLOCK, Clock
 from .contents import is_own
 from .policies import KEEP, SAVE
 from .settings import Settings
@@ -90,7 +90,7 @@ class Site:
         self.clock = clock
         self.root = folder / "run"
         self.managers: list[CheckpointManager] = []
-        self.times_set = 0  # by which the managers' clock was set when they began
+        self.times_set = 0  # by which their clock was set when they opened
         self.foreign: dict[Path, bytes] = {}  # what is not holdfast's, and stays
         self.is_whole = True  # nobody has touched holdfast's files
         self.has_failed = False  # the store has, so that files may be left that nobody names
@@ -123,7 +123,6 @@ class Site:
 
     def open(self) -> None:
         """Opens the root on every process, as new ones do."""
-        begin_process()
         self.times_set = self.clock.times_set
         members = JOBS.groups(self.settings.processes)
         self.managers = self._at_once([partial(self._opened, group) for group in members])
