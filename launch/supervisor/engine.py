@@ -108,8 +108,7 @@ def supervise(
 
     `on_decision` sees each decision, with the job before it, the event and the history with it.
     """
-    began = clock()
-    ledger = Ledger(GoodputMeter(began), time.time() - began)
+    ledger = Ledger(GoodputMeter(clock()))
     before = job.attempt
     pending: deque[Event] = deque([Start()])
     try:
@@ -120,7 +119,7 @@ def supervise(
             event = pending.popleft()
             now = clock()
             decision = decide(job, event, now)
-            ledger = ledger.observe(job, decision, event, now)
+            ledger = ledger.observe(job, decision, event, now, time.time())
             on_decision(job, decision, event, ledger)
             job = decision.job
             # A start that failed is decided upon before anything else.

@@ -25,22 +25,24 @@ class Ledger:
     """The history of a job up to its last event, which any thread may read."""
 
     meter: GoodputMeter  # where its time went
-    unix_s: float = 0.0  # when the clock showed 0
     reasons: tuple[str, ...] = ()  # of what was done
     attempts: tuple[session_pb2.Attempt, ...] = ()  # the newest, ascending
     outlived: frozenset[int] = frozenset()  # attempts with processes of the one before
 
-    def observe(self, before: Job, decision: Decision, event: Event, now: float) -> Ledger:
-        """Returns the history with one more event, and what was decided for it. Pure."""
+    def observe(
+        self, before: Job, decision: Decision, event: Event, now: float, unix_s: float
+    ) -> Ledger:
+        """Returns the history with one more event, and what was decided for it. Pure.
+
+        `unix_s` is what the host's clock shows now: it may have been set since the last event.
+        """
         job = decision.job
         following = replace(self, meter=copy.copy(self.meter))
         following.meter.observe(job, event, now)
         if job.state is before.state and not decision.actions:
             return following
         known = {attempt.number: attempt for attempt in self.attempts}
-        began = session_pb2.Attempt(
-            number=job.attempt, began_unix_s=self.unix_s + now, why=decision.reason
-        )
+        began = session_pb2.Attempt(number=job.attempt, began_unix_s=unix_s, why=decision.reason)
         known[job.attempt] = _with_processes(known.get(job.attempt, began), job)
         return replace(
             following,

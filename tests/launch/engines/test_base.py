@@ -226,7 +226,7 @@ def test_the_log_leaves_out_the_ordinary_course() -> None:
     ):
         following = dataclasses.replace(job, state=state, attempt=attempt, error=error)
         decision = Decision(following, (), f"why {state} {attempt}")
-        ledger = ledger.observe(job, decision, Tick(), 0.0)
+        ledger = ledger.observe(job, decision, Tick(), 0.0, 0.0)
         engine.observe(job, decision, ledger)
         job = following
     assert stderr.getvalue().splitlines() == [

@@ -4,6 +4,7 @@ down.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -25,6 +26,7 @@ from holdfast.launch.supervisor.job import (
     Stop,
     Terminate,
 )
+from holdfast.launch.supervisor.ledger import Ledger
 
 
 class Script:
@@ -100,6 +102,23 @@ def test_each_decision_comes_with_the_job_before() -> None:
     )
     assert [before for before, _ in seen[1:]] == [decision.job for _, decision in seen[:-1]]
     assert (seen[0][0].state, seen[-1][1].job.state) == (State.INITIALIZING, State.FINISHED)
+
+
+def test_an_attempt_began_when_the_host_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock was set while the job ran, or the machine slept: no later attempt is told with the
+    time that the launcher would have had.
+    """
+    seen: dict[int, float] = {}
+    hours = iter(range(100))
+    engine = Script([Reserved(1, 1)], [Exited(1, 0, 1)], [], [Reserved(2, 1)], [Exited(2, 0, 0)])
+
+    def note(before: Job, decision: Decision, event: Event, ledger: Ledger) -> None:
+        seen.update((attempt.number, attempt.began_unix_s) for attempt in ledger.attempts)
+
+    monkeypatch.setattr(time, "time", lambda: 3600.0 * next(hours))
+    result = supervise(job(1, max_failures=1), engine, on_decision=note, clock=engine.clock)
+    assert (result.outcome, result.attempts) == ("done", 2)
+    assert all(told % 3600 == 0 for told in seen.values()) and seen[1] < seen[2]
 
 
 @pytest.mark.parametrize("action", [Reserve, Launch])

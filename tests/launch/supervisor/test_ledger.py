@@ -19,7 +19,7 @@ from holdfast.launch.supervisor.job import (
 )
 from holdfast.launch.supervisor.ledger import MOST_ATTEMPTS, Errand, Ledger
 
-NOTHING = Ledger(GoodputMeter(0.0), 100.0)
+NOTHING = Ledger(GoodputMeter(0.0))
 ERRAND = Errand(["python", "my train.py"], "/home/me", 5.0)
 
 
@@ -69,7 +69,7 @@ def test_an_attempt_has_who_stayed_and_who_was_replaced() -> None:
     ]
     for now, event in enumerate(events):
         decision = decide(job, event, float(now))
-        ledger = ledger.observe(job, decision, event, float(now))
+        ledger = ledger.observe(job, decision, event, float(now), 100.0 + now)
         job = decision.job
     first, second = ledger.attempts
     assert (first.number, first.num_processes, first.stayed) == (1, 3, 0)
@@ -77,7 +77,7 @@ def test_an_attempt_has_who_stayed_and_who_was_replaced() -> None:
     assert (list(second.replaced), second.began_unix_s) == ([1], 103.0)
     assert "process 1 of 3 was ended by signal 9" in second.why
     assert ledger.outlived == {2}
-    late = ledger.observe(job, decide(job, Tick(), 60.0), Tick(), 60.0)
+    late = ledger.observe(job, decide(job, Tick(), 60.0), Tick(), 60.0, 160.0)
     assert (late.attempts[1].stayed, list(late.attempts[1].replaced)) == (0, [0, 1, 2])
     assert "process 1 of 3 was ended by signal 9" in ledger.reasons[-1]
     assert len(late.reasons) == len(ledger.reasons) + 1
@@ -91,7 +91,7 @@ def test_the_newest_attempts_are_kept() -> None:
     event: Event = Start()
     for now in range(100):
         decision = decide(job, event, float(now))
-        ledger = ledger.observe(job, decision, event, float(now))
+        ledger = ledger.observe(job, decision, event, float(now), 100.0 + now)
         job = decision.job
         event = Tick() if isinstance(event, StartFailed) else StartFailed(job.attempt, "no port")
     numbers = [attempt.number for attempt in ledger.attempts]
