@@ -461,8 +461,8 @@ def _no_file(path: Path) -> Corrupt:
 def fenced(claim: str) -> Fenced:
     """Returns the error of a writer whose claim is gone."""
     return Fenced(
-        f"the claim {claim} was taken away: another writer has fenced this one; open a new manager"
-        " to write again"
+        f"the claim {claim} was taken away: another writer has fenced this one, or somebody has"
+        " removed files of the root; open a new manager to write again"
     )
 
 

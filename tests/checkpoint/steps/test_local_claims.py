@@ -101,7 +101,9 @@ def test_a_higher_attempt_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HOLDFAST_ATTEMPT", "1")
     with CheckpointManager(tmp_path) as second:
         first.save(2, {"w": np.ones(3)})
-        with pytest.raises(Fenced, match="was taken away: another writer has fenced this one"):
+        with pytest.raises(
+            Fenced, match="was taken away: another writer has fenced this one, or somebody"
+        ):
             first.wait_until_finished()
         monkeypatch.setenv("HOLDFAST_ATTEMPT", "0")
         with pytest.raises(Fenced, match="attempt 1 of job 'j' writes here"):
