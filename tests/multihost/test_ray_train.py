@@ -93,7 +93,7 @@ class Reports:
 
     def all(self) -> list[list[dict[str, int]]]:
         return (
-            [json.loads(line) for line in self._path.read_text().splitlines()]
+            [json.loads(line) for line in self._path.read_text().split("\n")[:-1]]
             if self._path.exists()
             else []
         )

@@ -67,7 +67,7 @@ def messages(folder: Path) -> Iterator[list[Message]]:
     for file in sorted(folder.glob("*.messages")):
         yield [
             Message(**fields | {"says": tuple(fields["says"])})
-            for fields in map(json.loads, file.read_text().splitlines())
+            for fields in map(json.loads, file.read_text().split("\n")[:-1])
         ]
 
 

@@ -138,8 +138,8 @@ def _as_partial(answer: bytes) -> bytes:
 class SlowProxy(Proxy):
     """A proxy whose answers begin `delay_s` after their request. A context manager.
 
-    `stalls` says of a connection's number, from 1 on, whether it stands still for `stall_s`, before
-    its answer number `stall_at`.
+    `connections` counts those that got to their answer number `stall_at`; `stalls` says of such a
+    number, from 1 on, whether that connection stands still for `stall_s` before this answer.
     """
 
     def __init__(
@@ -172,9 +172,6 @@ class SlowProxy(Proxy):
         self._close(source, sink)
 
     def _answer(self, source: socket.socket, sink: socket.socket) -> None:
-        with self._lock:
-            self.connections += 1
-            is_stalling = self.stalls(self.connections)
         answers = 0
         with contextlib.suppress(OSError):
             while data := source.recv(65_536):
@@ -182,12 +179,18 @@ class SlowProxy(Proxy):
                     self._asked.discard(source)
                     answers += 1
                     self._ended.wait(self._delay_s)
-                    if is_stalling and answers == self._stall_at:
-                        self.stalled += 1
+                    if answers == self._stall_at and self._is_stalling():
                         self._ended.wait(self._stall_s)
                     data = _as_partial(data)
                 sink.sendall(data)
         self._close(source, sink)
+
+    def _is_stalling(self) -> bool:
+        with self._lock:
+            self.connections += 1
+            is_stalling = self.stalls(self.connections)
+            self.stalled += is_stalling
+        return is_stalling
 
     def __exit__(
         self,

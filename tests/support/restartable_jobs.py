@@ -36,7 +36,7 @@ class Restartable:
 
     def notes(self, what: str) -> list[dict[str, Any]]:
         """Returns the lines of one kind."""
-        lines = (self.folder / "log").read_text().splitlines()
+        lines = (self.folder / "log").read_text().split("\n")[:-1]  # the last is being written
         return [note for note in map(json.loads, lines) if note["what"] == what]
 
     def results(self) -> set[float]:
