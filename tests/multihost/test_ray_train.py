@@ -18,6 +18,7 @@ import pytest
 from tests.support.libraries import need
 from tests.support.paths import ROOT
 from tests.support.ray_fleet import Fleet
+from tests.support.running_logs import whole_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290), pytest.mark.filterwarnings("ignore")]
 if os.environ.get("CI") != "true":
@@ -92,11 +93,7 @@ class Reports:
         return Recorder()
 
     def all(self) -> list[list[dict[str, int]]]:
-        return (
-            [json.loads(line) for line in self._path.read_text().split("\n")[:-1]]
-            if self._path.exists()
-            else []
-        )
+        return [json.loads(line) for line in whole_lines(self._path)]
 
     def errors(self) -> str:
         path = self._path.with_suffix(".errors")

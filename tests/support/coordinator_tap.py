@@ -21,6 +21,7 @@ from holdfast.coordination.server.sessions import ResponseWriter, SessionCall, S
 from holdfast.proto import session_pb2
 
 from .paths import ROOT
+from .running_logs import whole_lines
 
 _FOLDER = "COORDINATOR_TAP"
 _NAMES = ("barrier_id", "key", "directory_key")
@@ -67,7 +68,7 @@ def messages(folder: Path) -> Iterator[list[Message]]:
     for file in sorted(folder.glob("*.messages")):
         yield [
             Message(**fields | {"says": tuple(fields["says"])})
-            for fields in map(json.loads, file.read_text().split("\n")[:-1])
+            for fields in map(json.loads, whole_lines(file))
         ]
 
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tests.support.running_logs import whole_lines
+
 
 class Death(NamedTuple):
     """Where a process is to die: "join", "restore", "step" or "save", at a step or later."""
@@ -36,8 +38,8 @@ class Restartable:
 
     def notes(self, what: str) -> list[dict[str, Any]]:
         """Returns the lines of one kind."""
-        lines = (self.folder / "log").read_text().split("\n")[:-1]  # the last is being written
-        return [note for note in map(json.loads, lines) if note["what"] == what]
+        lines = map(json.loads, whole_lines(self.folder / "log"))
+        return [note for note in lines if note["what"] == what]
 
     def results(self) -> set[float]:
         """Returns what training has come to."""
@@ -63,7 +65,7 @@ class Restartable:
             time.sleep(0.05)
 
     def _has_saved(self, attempt: int, count: int) -> bool:
-        if not (self.folder / "log").exists() or len(self.pids(attempt)) < count:
+        if len(self.pids(attempt)) < count:
             return False
         return any(note["attempt"] == attempt for note in self.notes("saved"))
 

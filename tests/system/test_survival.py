@@ -19,6 +19,7 @@ import pytest
 from holdfast.checkpoint import load
 from holdfast.launch import JobResult, RestartPolicy, RunSettings, run_local
 from tests.support.paths import EXAMPLES, program
+from tests.support.running_logs import whole_lines
 
 TRAINER = EXAMPLES / "train_digits.py"
 STEPS = 300
@@ -53,7 +54,7 @@ class Watcher:
 
     def _watch(self) -> None:
         while self._strikes and not self._ended.wait(0.01):
-            lines = self._log.read_text().split("\n")[:-1] if self._log.exists() else []
+            lines = whole_lines(self._log)
             step = json.loads(lines[-1])["step"] if lines else 0
             if step >= self._strikes[0] and len(self.pids) == 4:
                 self._strikes.pop(0)

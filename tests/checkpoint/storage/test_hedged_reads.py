@@ -194,7 +194,6 @@ def test_silence_is_asked_ever_more_rarely() -> None:
 LEAVES = 640
 DELAY_S = 0.5
 STALL_S = 30.0
-STALL_AT = 12  # of the answers of a connection, some twenty
 
 
 def _restore_s(root: str) -> tuple[float, dict[str, int]]:
@@ -217,12 +216,12 @@ def _restore_s(root: str) -> tuple[float, dict[str, int]]:
 def test_a_restore_over_connections_that_stall(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One connection in twenty stands still for 30 s: a restore of 10 s does not wait for that, and
-    without second tries it does.
+    """One connection in twenty stands still for 30 s: a restore of 10 s takes at most 1.3 of it,
+    and without second tries 30 s more.
     """
     with (
         rclone_server(tmp_path) as query,
-        SlowProxy(address_of(query), delay_s=DELAY_S, stall_s=STALL_S, stall_at=STALL_AT) as proxy,
+        SlowProxy(address_of(query), delay_s=DELAY_S, stall_s=STALL_S, stall_at=12) as proxy,
     ):
         root = f"s3://{BUCKET}/stalls"
         with CheckpointManager(f"{root}{query}", options=Options(single_writer=True)) as manager:
@@ -236,11 +235,13 @@ def test_a_restore_over_connections_that_stall(
         proxy.cut()
         stalled_s, counted = _restore_s(root)
         print(f"calm {calm_s:.1f} s, {proxy.stalled} stalled {stalled_s:.1f} s, {counted}")
-        assert stalled_s <= calm_s + 0.5 * STALL_S
+        assert stalled_s <= 1.3 * calm_s
         assert 1 <= counted["store_hedged_reads"] <= SHARE * counted["store_reads"] + 1
         monkeypatch.setattr(HedgedReads, "read", lambda self, make, nbytes: make())
+        # More of them: the later one gets so far, the longer is what it takes.
+        proxy.stalls = lambda number: number % 3 == 0
         first = proxy.connections
         proxy.cut()
         unhedged_s, _ = _restore_s(root)
         print(f"unhedged {unhedged_s:.1f} s, {proxy.connections - first} connections")
-        assert unhedged_s >= STALL_AT * DELAY_S + STALL_S
+        assert unhedged_s >= calm_s + 0.8 * STALL_S

@@ -17,6 +17,7 @@ import pytest
 from holdfast.launch.engines import slurm as engine_of_slurm
 from tests.support.cluster import free_port
 from tests.support.paths import EXAMPLES, program
+from tests.support.running_logs import whole_lines
 from tests.support.slurm import SlurmCluster, require_slurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290)]
@@ -65,12 +66,7 @@ class Job:
         return path.read_text() if path.exists() else ""
 
     def steps(self) -> list[int]:
-        path = self.folder / "log"
-        return (
-            [json.loads(line)["step"] for line in path.read_text().split("\n")[:-1]]
-            if path.exists()
-            else []
-        )
+        return [json.loads(line)["step"] for line in whole_lines(self.folder / "log")]
 
     def state(self) -> str:
         return self.cluster.job(self.id).get("JobState", "")

@@ -38,6 +38,7 @@ from tests.support.cluster import CollectedOutput
 from tests.support.libraries import need
 from tests.support.paths import EXAMPLES
 from tests.support.ray_fleet import Fleet
+from tests.support.running_logs import whole_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290), pytest.mark.filterwarnings("ignore")]
 if os.environ.get("CI") != "true":
@@ -131,8 +132,7 @@ class Log:
         self._path = folder / "log"
 
     def rows(self) -> list[tuple[int, int, int, int]]:
-        lines = self._path.read_text().split("\n")[:-1] if self._path.exists() else []
-        return [tuple(map(int, line.split())) for line in lines]  # type: ignore[misc]
+        return [tuple(map(int, line.split())) for line in whole_lines(self._path)]  # type: ignore[misc]
 
     def attempts(self) -> list[tuple[int, int, int]]:
         """Returns (processes, first step, last step) of each attempt that made a step."""
